@@ -13,12 +13,12 @@ from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.credentials import UserKey
-from core.db.models.jobs import Job, Project
+from core.db.models.jobs import Project
 from core.db.models.notifications import NotificationDelivery, NotificationRule, Receiver
 from core.errors import CredentialNotFound, SpecInvalid
 from core.jobs import projects
 from core.jobs.guarded_updates import insert_ignore
-from core.jobs.spec.notify import DEFAULT_EVENTS, ENDS, RECEIVER_NAME, SETS, check_events, matches, parse_notify
+from core.jobs.spec.notify import DEFAULT_EVENTS, OF_KIND, RECEIVER_NAME, check_events, matches, parse_notify
 from core.security.actor import record_change
 from core.security.credentials import receiver_purpose
 from core.security.encryption import Vault
@@ -68,6 +68,8 @@ def put(
             field="name",
         )
     events = check_events(settings["events"], "events") or list(DEFAULT_EVENTS)
+    if "worker.lost" in events and "all" not in settings["jobs"]:
+        raise SpecInvalid("worker.lost is of no job. Give the receiver the events of all jobs.", field="jobs")
     kind, address = _describe_url(settings["url"])
     subjects = dict(_subject(session, key_id, text) for text in settings["jobs"])
     receiver = session.get(Receiver, name, with_for_update=True)
@@ -193,14 +195,17 @@ def check_exist(session: Session, notify: Sequence[str]) -> dict[str, list[str] 
     return wanted
 
 
-def follow(session: Session, notify: Sequence[str], job: Job) -> None:
-    """Let the receivers that a new job names be told of it, or of its array or sweep."""
+def follow(session: Session, notify: Sequence[str], kind: str, subject: str) -> None:
+    """Let the receivers that a new job, array, sweep or schedule names get its messages; a repeat is harmless.
+
+    `kind`: which of these it is.
+    """
     for name, events in check_exist(session, notify).items():
-        if events is not None and job.array_id is not None and not matches(events, (*ENDS, *SETS)):
+        if events is not None and not matches(events, OF_KIND[kind]):
             raise SpecInvalid(
-                f"The jobs of an array or a sweep are told of together, when all have ended: {', '.join(events)} "
-                f"would never come. Use {name}:array.ended, or ends of jobs such as {name}:job.failed.",
+                f"{', '.join(events)} never comes of {'an' if kind == 'array' else 'a'} {kind}. Use "
+                f"{', '.join(OF_KIND[kind])}.",
                 field="notify",
             )
         rule = insert_ignore(session.get_bind().dialect.name, NotificationRule)
-        session.execute(rule.values(subject=job.array_id or job.id, receiver=name, events=events))
+        session.execute(rule.values(subject=subject, receiver=name, events=events))

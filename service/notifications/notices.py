@@ -1,29 +1,36 @@
 """Messages to receivers: of events of jobs, and of the ends of arrays."""
 
-import logging
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from core.db.models.jobs import Event, Job
+from core.db.database import now
+from core.db.models.jobs import Event, Job, Worker
+from core.db.models.schedules import Schedule
+from core.db.models.sweeps import Sweep
+from core.formatting import iso_time
 from core.jobs.spec.arrays import array_name, is_sweep_id
 from core.jobs.states import TERMINAL, JobState
+from core.jobs.templates.sweeps import sweeps
+from core.jobs.templates.sweeps.plan import Plan
 from core.notifications.deliveries import Notice
 from core.notifications.receivers import owner_of
 from service.app_state import AppState
 from service.presenters.jobs import STATE_WORDS, job_views, public_state
 from service.schemas.jobs import JobView
 
-logger = logging.getLogger(__name__)
-
 _SHOWN = {
     *("id", "name", "project", "project_id", "owner", "state", "reason", "message", "exit_code", "machine_type"),
     *("attempt", "schedule_id", "created_at", "started_at", "finished_at", "duration_seconds", "cost", "tags", "url"),
 }
 """Fields of a job in messages, which leave the service: neither its command nor its variables."""
+_OF_TRIALS = {"complete": "job.succeeded", "failed": "job.failed", "cancelled": "job.cancelled"}
+_LATELY_SECONDS = 86_400  # a worker that has been silent for longer is no news
 _MOST_NAMED = 20  # jobs that did not succeed, in a message
 _ENDED = {"Stopped": "job.succeeded", "Failed": "job.failed", "Error": "job.error", "Cancelled": "job.cancelled"}
 
@@ -111,3 +118,72 @@ def _of_array(session: Session, app_state: AppState, array_id: str) -> Notice | 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {state.lower()}" for state, count in sorted(counts.items()))
+
+
+def of_sweep(session: Session, app_state: AppState, sweep: Sweep) -> Notice | None:
+    """Return the message of a sweep that has ended or paused; None: trials of an ended one still run."""
+    states = Counter(sweeps.counts(session, [sweep.id])[sweep.id])
+    if sweep.state != "paused" and states["running"]:
+        return None
+    plan, name = Plan.from_json(sweep.plan), sweep.spec.name or "sweep"
+    best = sweeps.best_trial(session, sweep.id, plan)
+    found = "" if best is None else f"; best {plan.metric} {best.value:.6g} in trial {best.number}"
+    event = "sweep.paused" if sweep.state == "paused" else "sweep.ended"
+    return Notice(
+        key=f"sweep-{sweep.id}-{sweep.turn}",
+        event=event,
+        summary=f"{name} ({sweep.id}) {sweep.state}: {describe_counts(states) or 'no trials'}{found}. {sweep.reason}",
+        data={
+            "sweep": {
+                "id": sweep.id,
+                "name": sweep.spec.name,
+                "projectId": sweep.project_id,
+                "state": sweep.state,
+                "reason": sweep.reason,
+                "trials": states,
+                "best": best and {"number": best.number, "value": best.value, "params": best.params},
+                "url": f"{app_state.settings.public_url}/ui/sweeps/{sweep.id}",
+            }
+        },
+        at=session.scalars(select(now())).one(),
+        subjects=(sweep.id, sweep.project_id, owner_of(session, sweep.submitted_by)),
+        also={_OF_TRIALS[state] for state in states if state in _OF_TRIALS} if event == "sweep.ended" else (),
+    )
+
+
+def of_missed_time(session: Session, app_state: AppState, schedule: Schedule, refusal: str, missed: datetime) -> Notice:
+    """Return the message of a time of a schedule that has no job."""
+    name = schedule.spec.name or "schedule"
+    return Notice(
+        key=f"schedule-{schedule.id}-{iso_time(missed)}",
+        event="schedule.missed",
+        summary=f"{name} ({schedule.id}) has no job for {iso_time(missed)}: {refusal}",
+        data={
+            "schedule": {
+                "id": schedule.id,
+                "name": schedule.spec.name,
+                "projectId": schedule.project_id,
+                "missed": iso_time(missed),
+                "reason": refusal,
+                "url": f"{app_state.settings.public_url}/ui/schedules/{schedule.id}",
+            }
+        },
+        at=session.scalars(select(now())).one(),
+        subjects=(schedule.id, schedule.project_id, owner_of(session, schedule.submitted_by)),
+    )
+
+
+def of_lost_workers(session: Session, app_state: AppState) -> Iterator[Notice]:
+    """Yield a message for each worker that is silent for as long as its jobs wait for it; the same each time."""
+    seconds = app_state.settings.worker.lost_after_seconds
+    silent = select(Worker).where(Worker.seen_at < now(-seconds), Worker.drained_at.is_(None))
+    for worker in session.scalars(silent.where(Worker.seen_at > now(-seconds - _LATELY_SECONDS))):
+        seen = iso_time(worker.seen_at)
+        yield Notice(
+            key=f"worker-{hashlib.sha256(f'{worker.name} {seen}'.encode()).hexdigest()}",
+            event="worker.lost",
+            summary=f"Worker {worker.name} on {worker.host} has been silent since {seen}",
+            data={"worker": {"name": worker.name, "host": worker.host, "seenAt": seen}},
+            at=session.scalars(select(now())).one(),
+            subjects=(),
+        )

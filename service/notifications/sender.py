@@ -14,17 +14,19 @@ from functools import partial
 from starlette.exceptions import HTTPException
 
 from core.errors import SecretUnreadable, StoreUnavailable
+from core.jobs.templates.sweeps import sweeps
 from core.notifications import deliveries, receivers, webhook
 from core.notifications.deliveries import Answer, Claimed
 from core.security.encryption import Vault
 from core.system.failpoints import failpoint
 from service.app_state import AppState
-from service.notifications.notices import ended_subjects, notices_of
+from service.notifications.notices import ended_subjects, notices_of, of_lost_workers, of_sweep
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
 _FORGET_SECONDS = 3600.0
+_WORKERS_SECONDS = 10.0
 _DEADLINE_SECONDS = 45.0  # of a try; shorter than its claim
 
 
@@ -36,6 +38,8 @@ class Sender:
         self._busy: set[str] = set()  # receivers with a try whose thread has not ended
         self._tasks: set[asyncio.Task[None]] = set()
         self._forget_at = time.monotonic() + _FORGET_SECONDS
+        self._workers_at = 0.0
+        self._defer_lost_detection()
 
     async def run(self) -> None:
         with suppress(asyncio.CancelledError):
@@ -51,10 +55,7 @@ class Sender:
     def _next(self) -> list[Claimed]:
         try:
             collect(self._app_state)
-            if time.monotonic() > self._forget_at:
-                self._forget_at = time.monotonic() + _FORGET_SECONDS
-                with self._app_state.database.write() as session:
-                    deliveries.forget(session)
+            self._keep_house()
             with self._app_state.database.read() as session:
                 if not deliveries.has_due(session):
                     return []
@@ -62,10 +63,24 @@ class Sender:
                 deliveries.digest(session)
                 return list(deliveries.claim(session, self._busy))
         except StoreUnavailable:
-            pass  # it is logged; the next round tries again
+            self._defer_lost_detection()  # it is logged; the next round tries again
         except Exception:
             logger.exception("notifications_failed")
         return []
+
+    def _keep_house(self) -> None:
+        current = time.monotonic()
+        if current > self._workers_at:
+            self._workers_at = current + _WORKERS_SECONDS
+            collect_lost_workers(self._app_state)
+        if current > self._forget_at:
+            self._forget_at = current + _FORGET_SECONDS
+            with self._app_state.database.write() as session:
+                deliveries.forget(session)
+
+    def _defer_lost_detection(self) -> None:
+        """Wait again before a worker counts as lost: while the database was away, none could send heartbeats."""
+        self._workers_at = time.monotonic() + self._app_state.settings.worker.lost_after_seconds
 
     async def _deliver(self, claimed: Claimed) -> None:
         name = claimed.receiver.id
@@ -111,10 +126,16 @@ class Sender:
 
 
 def collect(app_state: AppState) -> int:
-    """Write the messages of the events that are marked; return their number."""
+    """Write the messages of the events and sweeps that are marked; return their number."""
     with app_state.database.read() as session:
         events = deliveries.marked_events(session)
         notices = list(notices_of(session, app_state, events)) if events else []
+        ended = [(sweep, of_sweep(session, app_state, sweep)) for sweep in sweeps.marked(session)]
+    for sweep, notice in ended:
+        if notice is not None:
+            with app_state.database.write() as session:
+                if sweeps.unmark(session, sweep):
+                    deliveries.send(session, notice)
     if not events:
         return 0
     with app_state.database.write() as session:
@@ -123,6 +144,12 @@ def collect(app_state: AppState) -> int:
                 deliveries.send(session, notice)
             deliveries.unfollow(session, ended_subjects(notices))
     return len(events)
+
+
+def collect_lost_workers(app_state: AppState) -> None:
+    with app_state.database.write() as session:
+        for notice in list(of_lost_workers(session, app_state)):
+            deliveries.send(session, notice)
 
 
 def attempt(app_state: AppState, claimed: Claimed) -> Answer:

@@ -10,6 +10,7 @@ from core.db.database import on_commit
 from core.db.models.jobs import Job, Project
 from core.jobs import projects, queries, submission
 from core.jobs.scheduling import dependencies
+from core.jobs.spec.arrays import is_sweep_id
 from core.jobs.tracking import job_notes
 from core.monitoring import tracing
 from core.notifications import receivers
@@ -65,10 +66,18 @@ def insert(session: Session, app_state: AppState, prepared: PreparedJob) -> Inse
         if prepared.save_logins is not None:
             prepared.save_logins(session, job)
     if prepared.spec.notify:
-        receivers.follow(session, prepared.spec.notify, jobs[0])
+        _follow(session, jobs[0])
     on_commit(session, app_state.wake)
     failpoint("submit_before_commit")
     return _inserted(prepared, project, jobs[0], created=True)
+
+
+def _follow(session: Session, first: Job) -> None:
+    """Let the receivers that a new job names get its messages, or those of its array."""
+    if is_sweep_id(first.array_id):
+        return  # its sweep names them
+    kind = "array" if first.array_id else "schedule" if first.schedule_id else "job"
+    receivers.follow(session, first.spec.notify, kind, first.array_id or first.id)
 
 
 def _find_project(session: Session, prepared: PreparedJob) -> tuple[Project, bool]:

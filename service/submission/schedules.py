@@ -17,7 +17,9 @@ from core.formatting import iso_time
 from core.ids import new_id
 from core.jobs import lifecycle, submission
 from core.jobs.templates import schedules
+from core.notifications import deliveries
 from service.app_state import AppState
+from service.notifications.notices import of_missed_time
 from service.schemas.schedules import SubmitSchedule
 from service.submission.create import log_submission
 from service.submission.insert import insert
@@ -26,6 +28,7 @@ from service.submission.templates import insert_new, prepare_first, prepare_next
 
 logger = logging.getLogger(__name__)
 
+_SKIPPED = "Skipped: "  # what the refusal of a time begins with that has no job because of `on_overlap`
 SCHEDULED_AT = "SCHEDULED_AT"  # variable of a job with the time that it is for, in UTC
 
 
@@ -103,12 +106,18 @@ def _take(app_state: AppState, schedule: Schedule, current: datetime) -> bool:
                     inserted = _insert(session, app_state, schedule, prepared)
             except (GradientError, DataError) as error:
                 refusal = error.message if isinstance(error, GradientError) else str(error.orig)
-        schedules.record_outcome(session, schedule, refusal, at or due_at)
+        _record(session, app_state, schedule, refusal, at or due_at)
     if inserted is not None:
         log_submission(inserted)
     else:
         logger.warning("schedule_refused", extra={"schedule_id": schedule.id, "why": refusal})
     return True
+
+
+def _record(session: Session, app_state: AppState, schedule: Schedule, refusal: str | None, at: datetime) -> None:
+    schedules.record_outcome(session, schedule, refusal, at)
+    if refusal is not None and not refusal.startswith(_SKIPPED):
+        deliveries.send(session, of_missed_time(session, app_state, schedule, refusal, at))
 
 
 def trigger(app_state: AppState, schedule_id: str, request_id: str) -> InsertedJob:
@@ -137,7 +146,7 @@ def _insert(session: Session, app_state: AppState, schedule: Schedule, prepared:
     """Insert a job of a schedule, which waits for those before it; the caller has locked the schedule's row."""
     before = schedules.unended_jobs(session, schedule.id)
     if before and schedule.on_overlap == "skip":
-        raise SpecInvalid(f"Skipped: its job {before[-1].id} has not ended.", field="onOverlap")
+        raise SpecInvalid(f"{_SKIPPED}its job {before[-1].id} has not ended.", field="onOverlap")
     spec = replace(prepared.spec, after=tuple(f"{job.id}:ended" for job in before))
     inserted = insert(session, app_state, replace(prepared, spec=spec))
     for job in before if schedule.on_overlap == "replace" and inserted.created else ():

@@ -14,6 +14,7 @@ from core.jobs import projects, submission
 from core.jobs.scheduling import dependencies
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.templates import templates
+from core.notifications import receivers
 from core.security import api_keys, credentials, users
 from core.security.encryption import Vault
 from service.app_state import AppState
@@ -57,6 +58,8 @@ def insert_new(
     if valid is not None and valid.git_login:
         new.sealed = credentials.seal_template_login(Vault(app_state.settings), new.id, valid.git_login)
     templates.insert(session, new)
+    if valid is not None:
+        receivers.follow(session, valid.spec.notify, type(new).__name__.lower(), new.id)
     return new.id, True
 
 

@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import json
 import signal
+import sqlite3
 import threading
 import time
 from collections import Counter
@@ -154,6 +155,80 @@ def test_a_receiver_that_is_gone_is_disabled_and_enabled_by_saving_it(service, r
     service.cli("notifications", "test", "gone")
 
 
+def test_an_array_of_200_and_a_sweep_are_one_message_each(service, receiver):
+    save(service, receiver, "one", jobs=["mine"], events=["job.failed", "sweep.*"])
+    array = service.request(
+        "POST", "/jobs", json={"machineType": "CPU", "command": "test $GRADIENT_ARRAY_INDEX -lt 198", "array": "0-199"}
+    ).json()["arrayId"]
+    [(_, message)] = receiver.wait_for(1)
+    assert (message["type"], message["data"]["array"]["id"]) == ("array.ended", array)
+    assert message["data"]["array"]["states"] == {"Succeeded": 198, "Failed": 2}
+    assert len(message["data"]["array"]["notSucceeded"]) == 2
+    sweep = service.request(
+        "POST",
+        "/sweeps",
+        json={
+            "machineType": "CPU",
+            "command": """echo '{"step": 1, "loss": 1}' >>$GRADIENT_METRICS_FILE""",
+            "space": {"a": "1,2,3"},
+            "method": "grid",
+            "minimize": "loss",
+            "notify": ["one:sweep.ended"],
+        },
+    ).json()
+    assert "id" in sweep, sweep
+    _, ended = receiver.wait_for(2)[1]
+    assert (ended["type"], ended["data"]["sweep"]["id"]) == ("sweep.ended", sweep["id"]), ended
+    assert ended["data"]["sweep"]["trials"] == {"complete": 3}
+    assert ended["data"]["sweep"]["best"]["value"] == 1
+    assert receiver.types() == {"array.ended": 1, "sweep.ended": 1}
+
+
+def test_a_sweep_that_pauses_says_so(service, receiver):
+    save(service, receiver, "paused")
+    body = {"machineType": "CPU", "command": "false", "space": {"a": "1,2,3,4,5,6,7"}, "method": "grid"}
+    service.request("POST", "/sweeps", json=body | {"notify": ["paused"], "parallel": 1})
+    _, message = receiver.wait_for(1)[0]
+    assert message["type"] == "sweep.paused"
+    assert "consecutive trials failed" in message["data"]["summary"]
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "event"),
+    [
+        ("/jobs", {}, "schedule.missed"),
+        ("/jobs", {"array": "0-1"}, "job.running"),
+        ("/sweeps", {"space": {"a": "1,2"}, "method": "grid"}, "job.waiting"),
+        ("/schedules", {"cron": "0 3 * * *"}, "sweep.ended"),
+    ],
+)
+def test_an_event_that_never_comes_is_refused(service, receiver, path, more, event):
+    save(service, receiver, "team")
+    body = {"machineType": "CPU", "command": "true", "notify": [f"team:{event}"]} | more
+    error = service.request("POST", path, json=body).json()["error"]
+    assert (error["name"], error["field"]) == ("SpecInvalid", "notify")
+    assert "never comes" in error["message"]
+
+
+def test_a_quiet_time_makes_one_digest_of_what_came_meanwhile(service, receiver):
+    project = {"project": "quiet"}
+    service.request("POST", "/projects", json={"name": "quiet"})
+    save(service, receiver, "calm", jobs=["project:quiet"], quietSeconds=8)
+    jobs = [service.submit("true", **project)]
+    receiver.wait_for(1)
+    jobs += [service.submit("false", **project) for _ in range(3)]
+    for job in jobs:
+        service.wait_ended(job)
+    states = Counter(one["state"] for one in delivered(service, "calm"))
+    assert states["held"] or len(receiver.messages) > 1
+    _, digest = receiver.wait_for(2)[1]
+    assert digest["type"] == "digest"
+    inside = [message["data"]["job"]["id"] for message in digest["data"]["messages"]]
+    assert sorted(inside) == sorted(jobs[1:])
+    assert len(digest["data"]["summary"].splitlines()) == 4
+    assert Counter(one["state"] for one in delivered(service, "calm")) == {"delivered": 2, "digested": 3}
+
+
 @pytest.mark.parametrize(
     ("body", "field", "text"),
     [
@@ -163,6 +238,7 @@ def test_a_receiver_that_is_gone_is_disabled_and_enabled_by_saving_it(service, r
         ({"url": "http://example.org", "events": ["job.stalled"]}, "events", "not offered yet"),
         ({"url": "http://example.org", "events": ["budget.*"]}, "events", "not offered yet"),
         ({"url": "http://example.org", "events": ["job.fail"]}, "events", "Did you mean job.failed?"),
+        ({"url": "http://example.org", "events": ["worker.lost"]}, "jobs", "of no job"),
         ({"url": "http://example.org", "events": ["job.[a-z]*"]}, "events", "not an event"),
         ({"url": "http://example.org", "jobs": ["project:nowhere"]}, "jobs", "neither mine, all"),
         ({"url": "http://example.org", "secret": "whsec_c2hvcnQ="}, "secret", "24 to 64 bytes"),
@@ -221,5 +297,37 @@ def test_a_service_killed_in_the_middle_of_a_delivery_delivers_again_with_the_sa
         deployment.start_api()
         assert receiver.wait_for(2)[1] == (first, message)
         wait_until(lambda: delivered(deployment, "team")[0]["state"] == "delivered", "the record")
+    finally:
+        deployment.stop()
+
+
+def test_a_lost_worker_and_a_missed_time_are_told(tmp_path, receiver):
+    fast = {
+        "GRADIENT_NOTIFICATIONS__ALLOWED": '["127.0.0.1"]',
+        "GRADIENT_WORKER__LOST_AFTER_SECONDS": "3",
+        "GRADIENT_WORKER__LEASE_SECONDS": "1.5",
+        "GRADIENT_LIMITS__QUEUED_PER_KEY": "1",
+        "service.notifications.sender._POLL_SECONDS": 0.05,
+        "service.notifications.sender._WORKERS_SECONDS": 0.1,
+    }
+    deployment = Deployment(tmp_path / "home", **fast)
+    try:
+        deployment.start_api()
+        save(deployment, receiver, "ops", jobs=["all"], events=["worker.lost", "schedule.missed"])
+        worker = deployment.start_worker("gone")
+        wait_until(lambda: deployment.request("GET", "/workers").json()["workers"], "the worker")
+        worker.kill()
+        _, lost = receiver.wait_for(1)[0]
+        assert (lost["type"], lost["data"]["worker"]["name"]) == ("worker.lost", "gone")
+        deployment.submit("true")  # fills the queue
+        schedule = deployment.request(
+            "POST", "/schedules", json={"machineType": "CPU", "command": "true", "cron": "* * * * *"}
+        ).json()
+        with sqlite3.connect(deployment.home / "gradient.db") as rows:  # the minute is over
+            rows.execute("UPDATE schedules SET next_at = datetime(next_at, '-1 minute') || '.000000'")
+        _, missed = receiver.wait_for(2)[1]
+        assert (missed["type"], missed["data"]["schedule"]["id"]) == ("schedule.missed", schedule["id"])
+        assert "queue" in missed["data"]["schedule"]["reason"]
+        assert receiver.types() == {"worker.lost": 1, "schedule.missed": 1}
     finally:
         deployment.stop()

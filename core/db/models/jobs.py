@@ -331,7 +331,7 @@ class PortAllocation(Base):
 
 
 class Event(Base):
-    """An event of a job; rows are only ever added, and `to_notify` cleared."""
+    """An event of a job; rows are only ever added, and their `to_notify` cleared."""
 
     __tablename__ = "events"
 
@@ -349,7 +349,7 @@ class Event(Base):
     detail: Mapped[str | None] = mapped_column(Text)
     actor: Mapped[str | None] = mapped_column(String(16))
     """Id of the API key of the person who caused it; None: nobody did."""
-    to_notify: Mapped[bool | None]  # true if receivers of notifications have not been considered yet
+    to_notify: Mapped[bool | None]  # true if its receivers have not been considered yet
 
     __table_args__ = (
         Index("ix_events_job", "job_id", "id"),

@@ -1,12 +1,14 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, Index, String, Text
+from sqlalchemy import JSON, Index, String, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from core.db.database import Base, UtcDateTime
 from core.db.models.templates import Template
 from core.jobs.spec.params import Value
+
+_TO_NOTIFY = text("to_notify IS NOT NULL")
 
 
 class Sweep(Template, Base):
@@ -20,9 +22,11 @@ class Sweep(Template, Base):
     turn: Mapped[int] = mapped_column(default=0)
     """Number of changes. Whoever changes it or its trials increases it, from the number that was read."""
     failures: Mapped[int] = mapped_column(default=0)  # trials that failed since one did not
+    to_notify: Mapped[bool | None]  # true if it has ended or paused, and receivers have not been considered yet
 
     __table_args__ = (
         Index("ix_sweeps_state", "state"),
+        Index("ix_sweeps_to_notify", "seq", sqlite_where=_TO_NOTIFY, postgresql_where=_TO_NOTIFY),
         Index("uq_sweeps_idempotency", "submitted_by", "idempotency_key", unique=True),
     )
 

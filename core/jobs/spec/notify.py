@@ -8,9 +8,13 @@ from core.errors import SpecInvalid
 from core.jobs.spec.image_options import quoted
 
 ENDS = ("job.succeeded", "job.failed", "job.error", "job.cancelled")
-SETS = ("array.ended", "sweep.ended")  # one message for many jobs; it also goes to whoever wants their ends
-EVENTS = ("job.running", "job.waiting", *ENDS, *SETS, "schedule.missed", "worker.lost")
-DEFAULT_EVENTS = (*ENDS, *SETS, "schedule.missed")
+_OF_JOB = ("job.running", "job.waiting", *ENDS)
+_OF_ARRAY = (*ENDS, "array.ended")  # one message for all of its jobs
+_OF_SWEEP = (*ENDS, "sweep.ended", "sweep.paused")
+EVENTS = (*_OF_JOB, "array.ended", "sweep.ended", "sweep.paused", "schedule.missed", "worker.lost")
+DEFAULT_EVENTS = tuple(event for event in EVENTS if event not in {"job.running", "job.waiting", "worker.lost"})
+OF_KIND = {"job": _OF_JOB, "array": _OF_ARRAY, "sweep": _OF_SWEEP, "schedule": (*_OF_JOB, "schedule.missed")}
+"""The events that can come of a job or a set of jobs."""
 _UNMEASURED = ("job.stalled", "job.log", "job.cost", "budget.50", "budget.80", "budget.100")
 MAX_RECEIVERS = 10  # of one job
 RECEIVER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}\Z")

@@ -3,9 +3,11 @@
 from typing import TypeVar
 
 from sqlalchemy import ColumnElement, func, select, true
+from sqlalchemy import delete as delete_rows
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from core.db.models.notifications import NotificationRule
 from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
 from core.errors import CursorInvalid, IdempotencyMismatch, ScheduleNotFound, StoreUnavailable, SweepNotFound
@@ -65,6 +67,7 @@ def insert(session: Session, new: Schedule | Sweep) -> None:
 def delete(table: type[T], session: Session, template_id: str) -> None:
     """Delete a row; its jobs stay, and go on."""
     session.delete(get(table, session, template_id, lock=True))
+    session.execute(delete_rows(NotificationRule).where(NotificationRule.subject == template_id))
     record_change(session, f"{_noun(table)}_deleted", template_id)
     session.flush()
 

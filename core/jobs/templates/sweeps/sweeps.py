@@ -114,6 +114,8 @@ def next_index(session: Session, sweep_id: str) -> int:
 
 def take_turn(session: Session, sweep: Sweep, **values: Any) -> bool:  # noqa: ANN401 - column values
     """Change a sweep as it was read; False if another process has changed it, or one of its trials, meanwhile."""
+    if values.get("state", "running") != "running":
+        values["to_notify"] = True
     mine = update(Sweep).where(Sweep.id == sweep.id, Sweep.turn == sweep.turn).values(turn=Sweep.turn + 1, **values)
     taken = mine.returning(Sweep.seq)
     return session.scalar(taken, execution_options={"synchronize_session": False}) is not None
@@ -157,6 +159,7 @@ def _change(session: Session, sweep_id: str, state: str, before: Sequence[str], 
     sweep = get(session, sweep_id, lock=True)
     if sweep.state in before:
         sweep.state, sweep.reason, sweep.turn, sweep.failures = state, reason, sweep.turn + 1, 0
+        sweep.to_notify = True if state == "stopped" else None
         record_change(session, f"sweep_{state}", sweep_id)
         session.flush()
     return sweep
@@ -165,3 +168,15 @@ def _change(session: Session, sweep_id: str, state: str, before: Sequence[str], 
 def delete(session: Session, sweep_id: str) -> None:
     templates.delete(Sweep, session, sweep_id)
     session.execute(delete_rows(SweepTrial).where(SweepTrial.sweep_id == sweep_id))
+
+
+def marked(session: Session) -> list[Sweep]:
+    """Return the sweeps that have ended or paused, and of which receivers may have to be notified."""
+    return list(session.scalars(select(Sweep).where(Sweep.to_notify.is_not(None)).order_by(Sweep.seq)))
+
+
+def unmark(session: Session, sweep: Sweep) -> bool:
+    """Take a sweep as it was read; False if it has changed, or another process took it, meanwhile."""
+    mine = update(Sweep).where(Sweep.id == sweep.id, Sweep.turn == sweep.turn, Sweep.to_notify.is_not(None))
+    taken = mine.values(to_notify=None).returning(Sweep.seq)
+    return session.scalar(taken, execution_options={"synchronize_session": False}) is not None
