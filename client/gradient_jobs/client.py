@@ -16,6 +16,7 @@ from gradient_cli.errors import ClientError
 from gradient_cli.workspace.transfer import download
 from gradient_cli.workspace.transfer.public_names import to_local_name
 from gradient_jobs import metrics
+from gradient_jobs.notifications import Notifications
 from gradient_jobs.options import JobFilters, JobOptions, build_filters, build_spec
 from gradient_jobs.records import Artifact, JobRecord, LogLine, Prediction
 from gradient_jobs.submission import submit
@@ -48,6 +49,7 @@ class Client:
     Attributes:
         jobs: The server's jobs.
         sweeps: The server's sweeps.
+        notifications: The receivers that are told when jobs end.
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
@@ -56,6 +58,7 @@ class Client:
         self._api = connect()
         self.jobs = Jobs(self._api)
         self.sweeps = Sweeps(self._api, connect)
+        self.notifications = Notifications(self._api)
 
     @property
     def url(self) -> str:

@@ -15,6 +15,8 @@ from pytest_httpserver import HTTPServer
 from support.deployment import Deployment, wait_until
 from werkzeug import Response
 
+import gradient_jobs
+
 SCALE = 3000  # times as fast as the clock
 RETRIES = tuple(seconds / SCALE for seconds in (5, 300, 1800, 7200, 18_000, 36_000))
 
@@ -140,6 +142,23 @@ def test_a_receiver_that_is_down_for_an_hour_gets_everything_and_delays_nothing(
         hangs.server.stop()
 
 
+def test_the_sdk_saves_tests_and_deletes_a_receiver(service, receiver):
+    with gradient_jobs.Client(service.cli_json["url"], service.cli_json["apiKey"]) as client:
+        receiver.secret = client.notifications.save("sdk", receiver.url, events=["job.*"], jobs=["mine"])["secret"]
+        assert [one["jobs"] for one in client.notifications.list() if one["name"] == "sdk"] == [["mine"]]
+        message = client.notifications.test("sdk")["id"]
+        receiver.wait_for(1)
+        client.notifications.replay("sdk", message)
+        assert {message_id for message_id, _ in receiver.wait_for(2)} == {message}
+        job = client.jobs.create(command="true", machine_type="CPU", workspace="none")
+        wait_until(lambda: receiver.types()["job.succeeded"], "the end of the job")
+        assert [one["id"] for one in client.notifications.deliveries("sdk")][-1] == message
+        assert receiver.messages[-1][1]["data"]["job"]["id"] == job.id
+        client.notifications.delete("sdk")
+        with pytest.raises(gradient_jobs.ServerError, match="There is no receiver"):
+            client.jobs.create(command="true", machine_type="CPU", workspace="none", notify=["sdk"])
+
+
 def test_a_receiver_that_is_gone_is_disabled_and_enabled_by_saving_it(service, receiver):
     save(service, receiver, "gone")
     receiver.answer = lambda: Response("", 410)
@@ -172,7 +191,7 @@ def test_an_array_of_200_and_a_sweep_are_one_message_each(service, receiver):
             "command": """echo '{"step": 1, "loss": 1}' >>$GRADIENT_METRICS_FILE""",
             "space": {"a": "1,2,3"},
             "method": "grid",
-            "minimize": "loss",
+            "metric": "loss:min",
             "notify": ["one:sweep.ended"],
         },
     ).json()
