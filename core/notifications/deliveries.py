@@ -251,8 +251,8 @@ def page(
     if last is not None:
         same = and_(table.created_at == last.created_at, table.id < last.id)
         query = query.where(or_(table.created_at < last.created_at, same))
-    found = list(session.scalars(query.limit(limit + 1)))
-    return found[:limit], found[limit - 1].id if len(found) > limit else None
+    messages = list(session.scalars(query.limit(limit + 1)))
+    return messages[:limit], messages[limit - 1].id if len(messages) > limit else None
 
 
 def forget(session: Session) -> None:

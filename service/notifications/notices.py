@@ -127,12 +127,12 @@ def of_sweep(session: Session, app_state: AppState, sweep: Sweep) -> Notice | No
         return None
     plan, name = Plan.from_json(sweep.plan), sweep.spec.name or "sweep"
     best = sweeps.best_trial(session, sweep.id, plan)
-    found = "" if best is None else f"; best {plan.metric} {best.value:.6g} in trial {best.number}"
+    result = "" if best is None else f"; best {plan.metric} {best.value:.6g} in trial {best.number}"
     event = "sweep.paused" if sweep.state == "paused" else "sweep.ended"
     return Notice(
         key=f"sweep-{sweep.id}-{sweep.turn}",
         event=event,
-        summary=f"{name} ({sweep.id}) {sweep.state}: {describe_counts(states) or 'no trials'}{found}. {sweep.reason}",
+        summary=f"{name} ({sweep.id}) {sweep.state}: {describe_counts(states) or 'no trials'}{result}. {sweep.reason}",
         data={
             "sweep": {
                 "id": sweep.id,

@@ -33,6 +33,7 @@ from core.db.database import Database
 from core.db.models.jobs import Job
 from core.jobs import lifecycle
 from core.jobs.tracking import metrics
+from core.notifications import deliveries, receivers
 from core.security import api_keys, credentials
 from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
@@ -209,8 +210,17 @@ class FuzzTarget:
             "host": lambda: "known.example",
             "worker": lambda: "w",
             "key_id": lambda: self._spare_key_id,
+            "receiver": lambda: self._receiver()[0],
+            "delivery_id": lambda: self._receiver()[1],
         }
         case.path_parameters = {name: existing[name]() for name in case.path_parameters}
+
+    def _receiver(self) -> tuple[str, str]:
+        """The name of a receiver that cannot be reached, and the id of a message to it."""
+        settings = receivers.Settings(url="http://127.0.0.1:9", secret=None, events=[], jobs=[], quiet_seconds=0)
+        with self._database.write() as session:
+            name = receivers.put(session, Vault(self._stores.settings), "k", "known", settings)[0].id
+            return name, deliveries.send_test(session, name)
 
     def _compare(self) -> str:
         """The id of a new comparison, of jobs that no earlier request has deleted."""
