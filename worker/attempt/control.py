@@ -16,44 +16,29 @@ class AttemptControl:
     """
 
     def __init__(self, *, stop_requested: bool = False, on_slot_free: Callable[[], None] = lambda: None) -> None:
-        self._stop = stop_requested
-        self._at_once = False
+        self.stop_requested = stop_requested
+        self.at_once = False  # whether the job is to be stopped without a grace period
         self._on_slot_free = on_slot_free
-        self._waiting = False
-        self._contact_lost = False
-        self._node_failure: str | None = None
+        self.waiting = False  # whether the job needs no slot of its worker: it waits elsewhere, or runs there
+        self.contact_lost = False  # whether the database is away for so long that other workers will soon restart it
+        self.node_failure: str | None = None  # description of another node of the job for whose end this one has to end
+        # whether the command runs, or may run, and its start is not recorded: for other workers it never began
         self.start_unrecorded = False
-        """True while the command runs, or may run, and its start is not recorded: for other workers it never began."""
         self._detached = threading.Event()
         self._watcher: FileWatcher | None = None
         self._lock = threading.Lock()
-
-    @property
-    def stop_requested(self) -> bool:
-        """True if the job should be stopped."""
-        return self._stop
 
     @property
     def detached(self) -> bool:
         """True if the attempt must release the job without touching it."""
         return self._detached.is_set()
 
-    @property
-    def waiting(self) -> bool:
-        """True if the job needs no slot of its worker: it waits elsewhere, or runs there."""
-        return self._waiting
-
     def set_waiting(self, *, waiting: bool) -> None:
         """Set whether the job only waits; called by the attempt's thread."""
-        begins = waiting and not self._waiting
-        self._waiting = waiting
+        begins = waiting and not self.waiting
+        self.waiting = waiting
         if begins:
             self._on_slot_free()
-
-    @property
-    def at_once(self) -> bool:
-        """True if the job should be stopped without a grace period."""
-        return self._at_once
 
     def apply(self, heartbeat: HeartbeatResult | None, lease: int) -> None:
         """Do what the answer to a heartbeat says of the job, which was claimed under this lease.
@@ -70,29 +55,19 @@ class AttemptControl:
 
     def request_stop(self, *, at_once: bool = False) -> None:
         """Request that the job be stopped; without a grace period, if `at_once`."""
-        if not self._stop or at_once > self._at_once:
-            self._stop, self._at_once = True, at_once
+        if not self.stop_requested or at_once > self.at_once:
+            self.stop_requested, self.at_once = True, at_once
             self._wake()
-
-    @property
-    def contact_lost(self) -> bool:
-        """True if the database has been away for so long that other workers will soon restart the job."""
-        return self._contact_lost
 
     def report_contact_lost(self) -> None:
         """Request that the job be ended before a worker that considers this host lost restarts it."""
-        if not self._contact_lost:
-            self._contact_lost = True
+        if not self.contact_lost:
+            self.contact_lost = True
             self._wake()
 
-    @property
-    def node_failure(self) -> str | None:
-        """Description of another node of the job for whose end this one has to end; None: there is none."""
-        return self._node_failure
-
     def report_node_failure(self, description: str) -> None:
-        if self._node_failure is None:
-            self._node_failure = description
+        if self.node_failure is None:
+            self.node_failure = description
             self._wake()
 
     def detach(self) -> None:

@@ -31,7 +31,6 @@ from worker.attempt.job_environment import LaunchSecrets
 from worker.attempt.monitor import ArtifactSync, JobMonitor, began, database_time
 from worker.attempt.outputs.collection import CollectedOutputs, Collection
 from worker.attempt.outputs.recorder import EventFileReads, OutputRecorder, build_log, open_log_shipper
-from worker.attempt.scratch import Scratch
 from worker.attempt.self_fence import contact_lost_detail
 from worker.attempt.spans import AttemptSpans
 from worker.backends.base import Exit, Handle, ImageBackend, ImageBuild, JobPython, LaunchError, LaunchSpec
@@ -62,7 +61,7 @@ class AttemptRun:
         self.job = job
         self._context = context
         self._requests = control
-        self._scratch = Scratch(context.scratch_root, job.id, job.attempt)
+        self._scratch = context.scratch(job.id, job.attempt)
         self._backend = context.backend(job.backend)
         # once: some of a process depend on the number of keys
         self._capabilities = self._backend.capabilities.for_image(job.image)

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from core.ids import new_id
 from core.settings import Settings
 from core.system.untrusted_folders import NOT_A_FOLDER, move, opened_beneath, opened_folder, remove_beneath, remove_tree
 from gradient_cli.workspace.dependencies.index_variables import hide_passwords
-from worker.backends.process.isolated_programs import Check, OnLine
+from worker.backends.process.isolated_programs import Check
+from worker.environments.install_progress import InstallProgress
 from worker.environments.installer import BUILDING, CACHE, TEMPORARY, Installer, UvError
 from worker.environments.wanted import Wanted
 
@@ -82,26 +84,19 @@ class EnvironmentCache:
     def folder_of(self, wanted: Wanted) -> Path:
         return Path(self.root, wanted.place, wanted.digest)
 
-    def use(
-        self, wanted: Wanted, scratch: Path | None, announce: Callable[[bool], None], on_line: OnLine, check: Check
-    ) -> tuple[Path, bool]:
+    def use(self, wanted: Wanted, scratch: Path | None, progress: InstallProgress) -> tuple[Path, bool]:
         """Return an environment, installed if it is not here; it stays at least as long as the attempt's folder.
 
-        Returns its folder, and whether it was installed now.
-
-        Args:
-            scratch: The attempt's folder; None: no attempt uses it yet.
-            announce: Called before it is installed here (False), or before waiting for another that does so (True).
-            on_line: Called with each line that the installer prints.
-            check: Called periodically; an exception ends the installation, or the wait for another one.
+        Returns its folder, and whether it was installed now. `scratch`: the attempt's folder; None: no attempt uses it
+        yet.
         """
         folder = self.folder_of(wanted)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with self._locked(folder, lambda: announce(True), check) as lock:  # noqa: FBT003 - see its description
+        with self._locked(folder, partial(progress.announce, waits=True), progress.check) as lock:
             missing = not folder.is_dir()
             if missing:
-                announce(False)  # noqa: FBT003 - see its description
-                self._make(folder, wanted, on_line, check, lock)
+                progress.announce(waits=False)
+                self._make(folder, wanted, progress, lock)
             _describe(lock, wanted)
             if scratch is not None:
                 link = scratch / LINK
@@ -175,7 +170,7 @@ class EnvironmentCache:
     def _places(self) -> list[Path]:
         return [building.parent for building in self.root.glob(f"*/{BUILDING}")]
 
-    def _make(self, folder: Path, wanted: Wanted, on_line: OnLine, check: Check, lock: int) -> None:
+    def _make(self, folder: Path, wanted: Wanted, progress: InstallProgress, lock: int) -> None:
         """Make an environment under another name, then rename it: what has its name is complete.
 
         If the lock was taken for a frozen worker's and replaced, the first of the two that is ready counts. Downloads
@@ -183,7 +178,7 @@ class EnvironmentCache:
         """
 
         def renew() -> None:
-            check()
+            progress.check()
             os.utime(lock)
 
         project_folder, name, spoilt = folder.parent, new_id("new"), False
@@ -191,7 +186,7 @@ class EnvironmentCache:
         try:
             with _building(project_folder):
                 self.installer.isolation.make_folder(wanted.project_id, building)
-                self.installer.make(building / name, wanted, on_line, renew)
+                self.installer.make(building / name, wanted, progress, renew)
                 _publish(building, name, folder)
         except OSError:
             if not folder.is_dir():

@@ -8,6 +8,7 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,8 +17,7 @@ from core.catalogue.default_packages import DEFAULT, TRAINER, locked_versions
 from core.settings.worker import EnvironmentSettings
 from gradient_cli.workspace.dependencies.declared import INSTALL
 from gradient_cli.workspace.dependencies.requirements import read_lines
-from worker.backends.base import LaunchError
-from worker.backends.process.isolated_programs import Check
+from worker.backends.base import LaunchError, Progress
 from worker.environments.cache import EnvironmentCache
 from worker.environments.install_progress import InstallProgress
 from worker.environments.installer import UvError
@@ -75,8 +75,8 @@ class DefaultEnvironment:
         if self._thread is not None:
             self._thread.join()
 
-    def use(self, wanted: Wanted, scratch: Path | None, progress: InstallProgress, check: Check) -> Path:
-        """Return the environment, installed if it is not here; see `EnvironmentCache.use`."""
+    def use(self, wanted: Wanted, scratch: Path | None, report: Progress, check: Callable[[], None]) -> Path:
+        """Return the environment, installed if it is not here; see `EnvironmentCache.use` and `InstallProgress`."""
         folder = self.cache.folder_of(wanted)
 
         def watch() -> None:
@@ -86,7 +86,7 @@ class DefaultEnvironment:
 
         try:
             watch()
-            return self.cache.use(wanted, scratch, progress.announce, progress, watch)[0]
+            return self.cache.use(wanted, scratch, InstallProgress(NAME, report, watch))[0]
         except UvError as error:
             if self._failure is None or self._failure[1] is not error:
                 logger.warning(
@@ -98,11 +98,10 @@ class DefaultEnvironment:
             raise
 
     def _install(self) -> None:
-        progress = InstallProgress(NAME, lambda *_: None)
         python = service_python()
         try:
             for wanted in dict.fromkeys((Wanted(python=python), self.wanted(python))):
-                self.use(wanted, None, progress, self._check)
+                self.use(wanted, None, lambda *_: None, self._check)
         except (UvError, LaunchError, OSError) as error:
             logger.info("default_packages", extra={"why": str(error)})
         except _Stopped:

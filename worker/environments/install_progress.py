@@ -1,5 +1,6 @@
 import re
 import time
+from collections.abc import Callable
 
 from worker.backends.base import Progress
 
@@ -12,11 +13,16 @@ _QUIET_SECONDS = 4.0
 
 
 class InstallProgress:
-    """Called with each line that uv prints. `report`: called with a phase and its detail."""
+    """What is told of an installation. It is called with each line that uv prints.
 
-    def __init__(self, source: str, report: Progress) -> None:
+    `report`: called with a phase and its detail. `check`: called periodically; an exception ends the installation, or
+    the wait for another one.
+    """
+
+    def __init__(self, source: str, report: Progress, check: Callable[[], None]) -> None:
         self._source = source
         self._report = report
+        self._check = check
         self._began = self._reported = time.monotonic()
         self._waiting: dict[str, str] = {}
         self._step = INSTALLING, source
@@ -35,13 +41,14 @@ class InstallProgress:
             phase = _DOWNLOADING if step.startswith("Download") else INSTALLING
             self._tell(phase, f"{self._source}: {self._describe_waiting() or f'{text} is here'}")
 
-    def announce(self, waits: bool) -> None:  # noqa: FBT001 - see `EnvironmentCache.use`
+    def announce(self, *, waits: bool) -> None:
         """Report the beginning of an installation, here or by another job."""
         also = " (another job is installing the same packages)" if waits else " (only once: later jobs reuse them)"
         self._tell(INSTALLING, f"{self._source}{also}")
 
-    def repeat(self) -> None:
+    def check(self) -> None:
         """Report that the last step goes on, if nothing was reported for some seconds."""
+        self._check()
         if time.monotonic() - self._reported > _QUIET_SECONDS:
             phase, detail = self._step
             waiting = self._describe_waiting()

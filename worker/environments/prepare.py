@@ -5,7 +5,6 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
@@ -27,7 +26,7 @@ from worker.backends.base import JobPython, LaunchError, Progress
 from worker.backends.process.isolated_programs import Limits
 from worker.context import WorkerContext
 from worker.environments.cache import LINK, interpreter_of, site_packages
-from worker.environments.default_environment import NAME, TRAINER_MODULES, service_python
+from worker.environments.default_environment import TRAINER_MODULES, service_python
 from worker.environments.install_progress import INSTALLING, InstallProgress
 from worker.environments.installer import UvError
 from worker.environments.wanted import Wanted
@@ -144,11 +143,9 @@ class _Preparation:
             declared=declared.digest,
             variables=self._variables_for(declared),
         )
-        began, progress = time.monotonic(), InstallProgress(declared.source, self._progress)
+        began, progress = time.monotonic(), InstallProgress(declared.source, self._progress, self._check)
         try:
-            folder, made = self._environments.use(
-                wanted, self._scratch.root, progress.announce, progress, partial(self._watch, progress)
-            )
+            folder, made = self._environments.use(wanted, self._scratch.root, progress)
         except UvError as error:
             raise self._failed(error, declared.source, declared.variables) from error
         if made:
@@ -158,10 +155,6 @@ class _Preparation:
             if text := _describe_unused_gpu_build(site_packages(folder), declared):
                 self._add_to_record(text)
         return folder
-
-    def _watch(self, progress: InstallProgress) -> None:
-        self._check()
-        progress.repeat()
 
     def _variables_for(self, declared: Declared) -> dict[str, str]:
         """Return the job's own variables that an installation uses, and where a `.netrc` in the workspace is."""
@@ -207,8 +200,7 @@ class _Preparation:
         if python is None:
             text = f"downloading Python {self._job.spec.python or wanted}"
             self._progress(INSTALLING, text)
-            watch = partial(self._watch, InstallProgress(text, self._progress))
-            python = installer.download_python(wanted, source, watch)
+            python = installer.download_python(wanted, source, InstallProgress(text, self._progress, self._check).check)
         return python
 
     def _install_default(self, python: Path, programs: ProgramImports) -> Path:
@@ -218,17 +210,17 @@ class _Preparation:
         modules = TRAINER_MODULES[: -1 if programs.imports_any("torch") else None]
         trainer = self._job.image is not None or programs.imports_any(*modules)
         wanted = default.wanted(python, trainer=trainer)
-        progress = InstallProgress(NAME, self._progress)
         if programs.runs_python or self._job.image is not None or self._environments.folder_of(wanted).is_dir():
             try:
-                return default.use(wanted, self._scratch.root, progress, partial(self._watch, progress))
+                return default.use(wanted, self._scratch.root, self._progress, self._check)
             except UvError as error:
                 self._add_to_record(
                     f"The default packages, such as numpy, could not be installed on this server: {error} The job "
                     "therefore had only Python's standard library and pip."
                 )
         try:
-            return self._environments.use(bare, self._scratch.root, lambda _: None, lambda _: None, self._check)[0]
+            silent = InstallProgress("Python", lambda *_: None, self._check)
+            return self._environments.use(bare, self._scratch.root, silent)[0]
         except UvError as error:
             raise self._failed(error, "Python") from error
 

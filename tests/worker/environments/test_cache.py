@@ -17,6 +17,7 @@ from core.settings import Settings
 from gradient_cli.workspace.dependencies.declared import INSTALL
 from worker.backends.base import LaunchError
 from worker.environments.cache import EnvironmentCache, site_packages
+from worker.environments.install_progress import InstallProgress
 from worker.environments.prepare import create_layer
 from worker.environments.wanted import Wanted
 
@@ -46,8 +47,12 @@ def wanted(*lines, project=PROJECT, copied=()):
     return Wanted(python=PYTHON, project_id=project, commands=commands, lines=lines, copied=copied)
 
 
-def use(cache, scratch, *lines, announce=lambda _: None, check=lambda: None, project=PROJECT):
-    return cache.use(wanted(*lines, project=project), scratch, announce, lambda _: None, check)
+def progress(report=lambda *_: None, check=lambda: None):
+    return InstallProgress("these", report, check)
+
+
+def use(cache, scratch, *lines, report=lambda *_: None, check=lambda: None, project=PROJECT):
+    return cache.use(wanted(*lines, project=project), scratch, progress(report, check))
 
 
 def environments(cache, project=PROJECT):
@@ -140,7 +145,7 @@ def test_a_change_of_a_copied_package_makes_another_environment(cache, attempt, 
         package.mkdir(parents=True)
         (package / "__init__.py").write_text(f"VERSION = {version}\n")
         copied = wanted(project=None, copied=(package,))
-        folder, _ = cache.use(copied, attempt(), lambda _: None, lambda _: None, lambda: None)
+        folder, _ = cache.use(copied, attempt(), progress())
         digests.append(folder.name)
         show = [folder / "bin" / "python", "-c", "import ours; print(ours.VERSION)"]
         assert subprocess.run(show, capture_output=True, text=True, check=True).stdout == f"{version}\n"
@@ -150,7 +155,7 @@ def test_a_change_of_a_copied_package_makes_another_environment(cache, attempt, 
 def test_the_default_environment_is_never_removed(index, cache):
     index.add_wheel("default")
     default = wanted("default", project=None)
-    folder, _ = cache.use(default, None, lambda _: None, lambda _: None, lambda: None)
+    folder, _ = cache.use(default, None, progress())
     age(folder, 1000)
     assert cache.evict(lambda _: 10**12, default) == 0
     assert folder.is_dir()
@@ -160,19 +165,22 @@ def test_the_default_environment_is_never_removed(index, cache):
 def test_two_at_once_install_once(index, cache, attempt):
     index.add_wheel("tiny")
     index.opened.clear()
-    announced, results = [], []
+    told, results = [], []
 
     def run(name):
-        results.append(use(cache, attempt(name), "tiny", announce=announced.append))
+        results.append(use(cache, attempt(name), "tiny", report=lambda _, detail: told.append(detail)))
+
+    def announced():
+        return [sum(text in detail for detail in told) for text in ("only once", "another job is installing")]
 
     threads = [threading.Thread(target=run, args=(f"j{number}-1",)) for number in range(2)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(announced) == 2 and index.requests, "one to install and one to wait")
+    wait_until(lambda: sum(announced()) == 2 and index.requests, "one to install and one to wait")
     index.opened.set()
     for thread in threads:
         thread.join()
-    assert sorted(announced) == [False, True]
+    assert announced() == [1, 1]
     assert sorted(made for _, made in results) == [False, True]
     assert len({folder for folder, _ in results}) == 1
 

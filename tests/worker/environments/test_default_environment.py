@@ -16,7 +16,6 @@ from core.settings import Settings
 from worker.environments import default_environment
 from worker.environments.cache import EnvironmentCache
 from worker.environments.default_environment import DefaultEnvironment, service_python
-from worker.environments.install_progress import InstallProgress
 from worker.environments.installer import UvError
 from worker.environments.requirement_faults import explain
 
@@ -39,8 +38,8 @@ def make_default(tmp_path):
 
 def use(environment):
     steps = []
-    progress = InstallProgress("the default packages", lambda *step: steps.append(step))
-    return environment.use(environment.wanted(service_python()), None, progress, lambda: None), steps
+    wanted = environment.wanted(service_python())
+    return environment.use(wanted, None, lambda *step: steps.append(step), lambda: None), steps
 
 
 def names_of(wanted):

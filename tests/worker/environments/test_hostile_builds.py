@@ -16,6 +16,7 @@ from worker.backends.base import LaunchError
 from worker.backends.process.control_groups import control_group_support
 from worker.backends.process.isolated_programs import Limits
 from worker.environments.cache import EnvironmentCache, site_packages
+from worker.environments.install_progress import InstallProgress
 from worker.environments.installer import UvError
 from worker.environments.prepare import has_module
 from worker.environments.wanted import Wanted
@@ -136,7 +137,7 @@ def build(cache, tmp_path, victim, attack, name="a", limits=None):
         limits=limits,
     )
     with pytest.raises((LaunchError, UvError)) as caught:
-        cache.use(wanted, None, lambda _: None, lambda _: None, lambda: None)
+        cache.use(wanted, None, InstallProgress("these", lambda *_: None, lambda: None))
     return caught.value
 
 
@@ -164,7 +165,7 @@ def test_a_build_replaces_nothing_of_another_one_that_the_service_opens(cache, t
             assert not (tmp_path / name / "seen").exists(), "it saw the folder, or its own /tmp is another's"
         bare = Wanted(python=PYTHON, project_id=PROJECT)
         try:
-            folder, _ = cache.use(bare, None, lambda _: None, lambda _: None, lambda: None)
+            folder, _ = cache.use(bare, None, InstallProgress("these", lambda *_: None, lambda: None))
         except (OSError, UvError):
             pass  # its own project's builds may spoil it
         else:
