@@ -13,7 +13,7 @@ _QUIET_SECONDS = 4.0
 
 
 class InstallProgress:
-    """What is told of an installation. It is called with each line that uv prints.
+    """The progress of an installation, called with each line that uv prints.
 
     `report`: called with a phase and its detail. `check`: called periodically; an exception ends the installation, or
     the wait for another one.
