@@ -35,7 +35,7 @@ trap : TERM # Slurm ends the job, and has told all of its processes; the wrapper
 # With job control no signal is ignored, and the wrapper is no member of this script's process group.
 set -m
 (
-    if [ -e "$root/container" ]; then . "$root/container"; fi
+    if [ -e "$root/container" ]; then set --; . "$root/container"; fi
     . "$root/environment" && exec "$run" "$control"
 ) &
 wrapper=$!

@@ -59,11 +59,11 @@ class Containers:
                 if Path(program).name == "srun"
                 else str(self.images.ensure(spec, program, image, auth, progress))
             )
-        command = [str(_SCRIPT), str(spec.control), program, source, *mounts]
+        command = [str(_SCRIPT), str(spec.control), program, source, str(len(mounts)), *mounts]
         folder = spec.control.parent
         try:
             write_atomically(folder / IMAGE_FILE, f"{image.name}\n".encode(), durable=False)
-            write_atomically(folder / START_FILE, f"exec {shlex.join(command)}\n".encode(), durable=False)
+            write_atomically(folder / START_FILE, f'exec {shlex.join(command)} "$@"\n'.encode(), durable=False)
         except OSError as error:
             raise LaunchError.of(error) from error
 
