@@ -117,12 +117,12 @@ class ConvertedImages:
         """See `ImageBackend.prune_images`."""
         folders = {folder: _describe(folder) for folder in self._folders()}
         total = sum(image.bytes for image in folders.values())
+        used = {_read(file).rpartition(":")[2] for file in self._attempts.glob(f"*/{IMAGE_FILE}")}
         removed = []
-        used = {_read(file) for file in self._attempts.glob(f"*/{IMAGE_FILE}")}
         for folder, image in sorted(folders.items(), key=lambda item: item[1].used_at):
             if not everything and total <= self._max_bytes:
                 break
-            if image.reference not in used and time.time() - image.used_at >= _UNUSED_SECONDS:
+            if folder.name not in used and time.time() - image.used_at >= _UNUSED_SECONDS:
                 if not dry_run:
                     with suppress(OSError):
                         remove_tree(folder)
@@ -135,8 +135,9 @@ class ConvertedImages:
         for folder in self.folder.iterdir() if self.folder.is_dir() else ():
             if not folder.name.startswith("."):
                 yield folder
-            elif time.time() - folder.stat().st_mtime > 2 * self._seconds:
-                with suppress(OSError):
+                continue
+            with suppress(OSError):
+                if time.time() - folder.stat().st_mtime > 2 * self._seconds:
                     remove_tree(folder)
 
 

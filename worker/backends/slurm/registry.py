@@ -68,7 +68,7 @@ def find_image(reference: str, auth: dict[str, str] | None) -> RegistryImage:
         if status == HTTPStatus.UNAUTHORIZED:
             authorization = _authorize(headers.get("WWW-Authenticate") or "", repository, auth)
             status, headers, body = _read(url, {"Accept": _KINDS, "Authorization": authorization})
-    except (URLError, HTTPException, OSError, ValueError) as error:
+    except (URLError, HTTPException, OSError, ValueError, AttributeError) as error:
         why = getattr(error, "reason", None) or error
         raise LaunchError("image_pull", f"{reference}: {host} does not answer as a registry does: {why}") from error
     if status != HTTPStatus.OK:
