@@ -126,7 +126,6 @@ BY_DESCRIPTOR = {
     "gradient_server/simulator": "a stand-in for tests",
     "worker/backends/tpu/vm/on_vm": "runs in the virtual machine of its job alone",
     "worker/runner/folder_sender.py": "runs on the machine of its job alone",
-    "worker/runner/job_runner.py": "runs on the machine of its job alone",
     "worker/environments/compile_environment.py": "runs in the isolation of builds",
     "worker/environments/finish_environment.py": "runs in the isolation of builds",
     "worker/environments/wanted.py": "reads packages of this installation",

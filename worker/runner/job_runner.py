@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import shutil
 import signal
 import socket
@@ -25,6 +24,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from core.system.filesystem import write_atomically
+from core.system.untrusted_folders import chmod_tree, remove_tree
 from worker.runner.control_files import (
     STOPPING_FILE,
     read_control,
@@ -185,8 +186,8 @@ class JobRunner:
         if not booted.exists() or booted.read_text() != BOOT.read_text():
             booted.unlink(missing_ok=True)
             self._prepare(job)
-            write_command(self.control, job["command"])
-            booted.write_text(BOOT.read_text())
+            write_atomically(self.control / "command", f"{job['command']}\n".encode(), mode=0o755)
+            write_atomically(booted, BOOT.read_bytes())
         self.launcher.start(job)
         until = time.monotonic() + START_SECONDS
         while True:
@@ -201,19 +202,19 @@ class JobRunner:
 
     def _prepare(self, job: dict[str, Any]) -> None:
         for name in FOLDERS:
-            shutil.rmtree(self.place / name, ignore_errors=True)
+            remove_tree(self.place / name)
             (self.place / name).mkdir()
-            (self.place / name).chmod(0o777)  # the container may run as any user
+            (self.place / name).chmod(0o777)
         packed = self.place / "workspace.tar.gz"
         with self.store.open(self.shared + "workspace.tar.gz") as answer, packed.open("wb") as file:
             shutil.copyfileobj(answer, file)
         with tarfile.open(packed) as archive:
             archive.extractall(self.place / "workspace")  # noqa: S202 - the service packed it
-        _open_to_all(self.place / "workspace")
+        chmod_tree(self.place / "workspace", _open_to_all)  # the container may run as any user
         self._files.record()
         in_slice = self.settings["slice"]
         self.artifacts.fetch("hosts/" if in_slice and self.rank == 0 else "")
-        _open_to_all(self.place / "artifacts")
+        chmod_tree(self.place / "artifacts", _open_to_all)
         self.set_phase("pulling", job["image"])
         self.prepare(job)
         if in_slice:  # programs wait only minutes for the other hosts
@@ -235,10 +236,7 @@ class JobRunner:
             if content is None:
                 time.sleep(self.seconds)
                 continue
-            new = file.with_suffix(".new")
-            new.touch(0o600)
-            new.write_bytes(content)
-            new.replace(file)
+            write_atomically(file, content)
         self.store.remove(self.prefix + "job.json")
         job: dict[str, Any] = json.loads(file.read_text())
         return job
@@ -404,21 +402,11 @@ class JobRunner:
         self.store.put(self.prefix + name, content, len(content))
 
 
+def _open_to_all(mode: int) -> int:
+    return mode | (0o777 if stat.S_ISDIR(mode) else 0o666)
+
+
 def _bind_udp(port: int) -> socket.socket:
     opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     opened.bind(("127.0.0.1", port))
     return opened
-
-
-def write_command(control: Path, command: str) -> None:
-    (control / "command").write_text(command + "\n")
-    (control / "command").chmod(0o755)
-
-
-def _open_to_all(folder: Path) -> None:
-    """Let every user write to the workspace: the container may run as any."""
-    for parent, folders, files in os.walk(folder):
-        Path(parent).chmod(0o777)
-        for path in (Path(parent, name) for name in (*folders, *files)):
-            if not path.is_symlink():
-                path.chmod(path.stat().st_mode | 0o666)

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -77,8 +76,7 @@ class Process:
         )
 
     def running(self) -> bool:
-        leader = self._leader()
-        return leader is not None and leader in set(self._members(leader))
+        return self._leader() in self.pids()
 
     def code(self) -> int | None:
         """Return None: without the wrapper's exit file the exit code is unknown."""
@@ -86,15 +84,20 @@ class Process:
 
     def signal(self, number: int) -> None:
         """Signal all processes except the wrapper, which records the exit code."""
-        leader = self._leader()
-        for pid in self._members(leader) if leader is not None else ():
-            if pid != leader:
+        for pid in self.pids():
+            if pid != self._leader():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
     def pids(self) -> list[int]:
-        leader = self._leader()
-        return list(self._members(leader)) if leader is not None else []
+        """Return the processes of the session that the wrapper leads."""
+        leader, pids = self._leader(), []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                state, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
+                if state != "Z" and int(rest[2]) == leader:
+                    pids.append(int(entry.name))
+        return pids
 
     def run(self, request: ExecRequest) -> ProcessStream:
         """Start a user's command as a process of the job. Raises `ExecRefused`: it cannot be started."""
@@ -108,13 +111,6 @@ class Process:
 
     def _leader(self) -> int | None:
         return read_pid(self._place / "control")
-
-    def _members(self, leader: int) -> Iterator[int]:
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                state, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
-                if state != "Z" and int(rest[2]) == leader:
-                    yield int(entry.name)
 
 
 class Container:
