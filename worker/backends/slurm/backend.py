@@ -35,7 +35,7 @@ from worker.backends.slurm import submission
 from worker.backends.slurm.commands import Commands, SlurmError
 from worker.backends.slurm.containers import Containers, image_digest
 from worker.backends.slurm.ends import EndedJobs
-from worker.backends.slurm.follower import PENDING, RUNNING, Follower
+from worker.backends.slurm.follower import PENDING, RUNNING, Follower, choose
 from worker.backends.slurm.node import USAGE_FILE
 from worker.backends.slurm.reasons import waiting_sentence
 from worker.backends.slurm.text import SlurmJob
@@ -115,12 +115,12 @@ class SlurmBackend(Backend):
             return job_id
         while True:
             try:
-                ids = [job.id for job in self._follower.list_jobs() if job.name == spec.name]
+                job = choose([job for job in self._follower.list_jobs() if job.name == spec.name])
             except SlurmError as error:
                 progress(WAITING_PHASE, f"Slurm does not answer: {error}")
                 self._pause(spec, _RETRY_SECONDS)
             else:
-                return ids[-1] if ids else None
+                return job.id if job is not None else None
 
     def _submit(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> str:
         options = self._options(spec)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from worker.backends.base import Exit
 from worker.backends.slurm.commands import Commands
+from worker.backends.slurm.follower import query_accounting
 from worker.backends.slurm.submission import OUTPUT_FILE
 from worker.backends.slurm.text import SlurmJob
 from worker.runner.control_files import STOPPING_FILE, read_control
@@ -74,8 +75,9 @@ class EndedJobs:
     def _detail(self, job: SlurmJob, reason: str) -> str:
         if reason == "time_limit":
             return "Slurm's"
+        recorded = query_accounting(self._commands, job.id) if reason == "slurm_cancelled" else None
         where = f" on {job.nodes}" if job.nodes else ""
-        by = f" by {job.ended_by}" if job.ended_by else ""
+        by = f" by user {recorded.ended_by}" if recorded is not None and recorded.ended_by else ""
         return f"Slurm job {job.id}{where}: {job.state}{by}"
 
     def _lost(self, control: Path, what: str) -> Exit:

@@ -4,10 +4,18 @@ import logging
 import threading
 import time
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 
 from worker.backends.slurm.commands import Commands, SlurmError
-from worker.backends.slurm.text import SQUEUE_FORMAT, SlurmJob, parse_scontrol_job, parse_squeue
+from worker.backends.slurm.text import (
+    SACCT_FORMAT,
+    SQUEUE_FORMAT,
+    SlurmJob,
+    parse_sacct,
+    parse_scontrol_job,
+    parse_squeue,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +26,8 @@ RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING
 _EMPTY_ANSWERS = 3  # after which a job that nobody knows may be gone
 _REST_FACTOR = 10  # of the time that a query took, until the next one
 _MAX_PAUSE_SECONDS = 60.0
+_MAX_LOOKUPS = 20  # of single jobs, after each query for all
+_ACCOUNTING_DAYS = 30  # sacct alone looks no further back than midnight
 
 
 @dataclass(slots=True)
@@ -25,6 +35,10 @@ class _Followed:
     job_id: str | None
     job: SlurmJob | None = None  # as last seen
     missing: int = 0  # answers in a row without it
+
+    @property
+    def is_ended(self) -> bool:
+        return self.job is not None and self.job.state not in PENDING | RUNNING
 
 
 class Follower:
@@ -62,13 +76,6 @@ class Follower:
         followed = self._jobs.get(name)
         return followed is not None and followed.missing >= _EMPTY_ANSWERS
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for the answer to a query that begins from now on; return whether it came within this time."""
-        until = time.monotonic() + seconds
-        with self._changed:
-            wanted = self._turn + 2  # the next one may have begun already
-            return self._changed.wait_for(lambda: self._turn >= wanted, max(0.0, until - time.monotonic()))
-
     def wait_for_answer(self, seconds: float) -> None:
         """Wait for the next answer, at most this long."""
         with self._changed:
@@ -101,34 +108,46 @@ class Follower:
             self._next_at = began + took + min(max(self._poll_seconds - took, _REST_FACTOR * took), _MAX_PAUSE_SECONDS)
 
     def _take_turn(self) -> None:
-        followed_now = dict(self._jobs)
+        jobs, lookups = dict(self._jobs), 0
         listed: defaultdict[str, list[SlurmJob]] = defaultdict(list)
         for seen in self.list_jobs():
             listed[seen.name].append(seen)
-        answers = {name: _choose(listed[name]) or self._query_job(followed) for name, followed in followed_now.items()}
+        answers: dict[str, SlurmJob | None] = {}
+        for name, followed in jobs.items():
+            if name in listed:
+                answers[name] = choose(listed[name])
+            elif not followed.is_ended and lookups < _MAX_LOOKUPS:
+                lookups += followed.job_id is not None
+                answers[name] = self._query_one(followed.job_id)
         with self._changed:
             self.problem, self._turn = None, self._turn + 1
             for name, job in answers.items():
-                followed = followed_now[name]
+                followed = jobs[name]
                 followed.missing = 0 if job is not None else followed.missing + 1
                 followed.job = job or followed.job
-                followed.job_id = job.id if job is not None else followed.job_id
             self._changed.notify_all()
 
-    def _query_job(self, followed: _Followed) -> SlurmJob | None:
-        """Look for a job that is no longer in the queue, unless its end is known or it has never been there."""
-        if followed.job is not None and followed.job.state not in PENDING | RUNNING:
-            return followed.job
-        if followed.job_id is None:
+    def _query_one(self, job_id: str | None) -> SlurmJob | None:
+        """Ask for a job that is no longer listed; None: neither the controller nor accounting knows it."""
+        if job_id is None:
             return None
         try:
-            return parse_scontrol_job(self._commands.run("scontrol", "-o", "show", "job", followed.job_id))
+            return parse_scontrol_job(self._commands.run("scontrol", "--oneliner", "show", "job", job_id))
         except SlurmError as error:
             if error.unanswered:
                 raise
-            return None  # it is too old for the controller
+        return query_accounting(self._commands, job_id)
 
 
-def _choose(jobs: list[SlurmJob]) -> SlurmJob | None:
+def query_accounting(commands: Commands, job_id: str) -> SlurmJob | None:
+    """Return what accounting has of a job; None: there is no accounting, or it does not answer now."""
+    options = ("--noheader", "--parsable2", "--allocations", f"--starttime=now-{_ACCOUNTING_DAYS}days")
+    with suppress(SlurmError):
+        for job in parse_sacct(commands.run("sacct", *options, f"--format={SACCT_FORMAT}", f"--jobs={job_id}")):
+            return job
+    return None
+
+
+def choose(jobs: list[SlurmJob]) -> SlurmJob | None:
     """Return the one of several submissions of an attempt that has the command; the wrapper refuses the others."""
     return max(jobs, key=lambda job: (job.state in RUNNING, job.state in PENDING), default=None)
