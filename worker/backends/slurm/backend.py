@@ -31,7 +31,7 @@ from worker.backends.base import (
     scratch_handle,
     write_command,
 )
-from worker.backends.slurm import submission
+from worker.backends.slurm import job_exec, submission
 from worker.backends.slurm.commands import Commands, SlurmError
 from worker.backends.slurm.containers import Containers, image_digest
 from worker.backends.slurm.ends import EndedJobs
@@ -46,6 +46,7 @@ from worker.runner.control_files import (
     read_exit_code,
     write_control_file,
 )
+from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream, SocketStream
 
 _NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
 _ID_FILE = "slurm_job"  # in the control folder
@@ -242,6 +243,19 @@ class SlurmBackend(Backend):
         """Return whether a job is this service's: the same user may have several."""
         folder = self._attempts / job.name
         return job.comment == submission.comment(folder / "control") or folder.is_dir()
+
+    def run_in_job(self, handle: Handle, request: ExecRequest) -> ProcessStream:
+        return job_exec.run_in_job(self._commands, handle, self._running_id(handle), request)
+
+    def connect_to_job(self, handle: Handle, port: int, session_id: str) -> SocketStream:
+        del session_id  # the connection needs no name
+        return job_exec.connect_to_job(self._commands, handle, self._running_id(handle), port)
+
+    def _running_id(self, handle: Handle) -> str:
+        job = self._follower.job(handle["name"])
+        if job is None or job.state != "RUNNING":
+            raise ExecRefused("The job has no process to enter: it is starting or has just ended.")
+        return job.id
 
     def sample(self, handle: Handle) -> dict[str, float]:
         try:

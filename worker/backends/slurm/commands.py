@@ -69,15 +69,22 @@ class Commands:
     def path(self, program: str) -> str:
         return program if self._bin is None else str(self._bin / program)
 
+    def environment(self) -> dict[str, str]:
+        env = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+        return env | {"LC_ALL": "C"}
+
+    def on_login_node(self, command: Sequence[str], *options: str) -> list[str]:
+        """Return a command of this host that runs this one there; `options`: those of ssh, if it takes that."""
+        if self._host is None:
+            return list(command)
+        return [*_SSH, *options, "--", self._host, shlex.join(["env", "LC_ALL=C", *command])]
+
     def run(self, program: str, *arguments: str) -> str:
         """Return what a command prints. Raises `SlurmError`."""
         return self._run([self.path(program), *arguments])
 
     def _run(self, command: list[str]) -> str:
-        env = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)} | {"LC_ALL": "C"}
-        program = Path(command[0]).name
-        if self._host is not None:
-            command = [*_SSH, "--", self._host, shlex.join(["env", "LC_ALL=C", *command])]
+        program, command = Path(command[0]).name, self.on_login_node(command)
         # Not by a pipe: the connection that ssh keeps may hold it open.
         with tempfile.TemporaryFile() as errors:
             try:
@@ -89,7 +96,7 @@ class Commands:
                     text=True,
                     errors="replace",
                     timeout=_SECONDS,
-                    env=env,
+                    env=self.environment(),
                     check=False,
                 )
             except subprocess.TimeoutExpired as error:

@@ -14,6 +14,7 @@ from worker.backends.slurm.commands import SlurmError
 BATCH = Path(__file__).with_name("batch.sh")
 ENVIRONMENT_FILE = "environment"  # beside the control folder
 OUTPUT_FILE = "slurm_output"  # in the control folder: what the batch script itself says
+EXPORTED = "HOME,LOGNAME,SHELL,TERM,USER"  # variables that sbatch and srun pass on; the others are in the file
 _MARGIN_SECONDS = 120  # after time limit and grace period, until Slurm ends a job that we should have ended
 _FULL = ("MaxSubmit", "job submit limit", "MaxJobCount")
 _NOT_INHERITED = frozenset({"TMPDIR"})  # the node has its own
@@ -54,7 +55,7 @@ def options(spec: LaunchSpec, request: SlurmRequest, further: Sequence[str]) -> 
         "--ntasks=1",
         f"--output={_plain(spec.control / OUTPUT_FILE)}",
         "--open-mode=append",
-        "--export=HOME,LOGNAME,SHELL,USER",
+        f"--export={EXPORTED}",
         "--propagate=NONE",
         # Slurm's own limit, such as that of the partition: the job is asked to end before it.
         f"--signal=B:USR1@{min(grace + 60, 65535)}",

@@ -1,0 +1,55 @@
+"""Commands in a job on its compute node, and connections to its ports: as steps of the job, by srun."""
+
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from worker.backends.base import Handle
+from worker.backends.slurm.commands import Commands
+from worker.backends.slurm.node import CONNECTED
+from worker.backends.slurm.submission import ENVIRONMENT_FILE, EXPORTED
+from worker.runner.commands import start_command
+from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream, SocketStream
+
+_STEP = ("--overlap", "--nodes=1", "--ntasks=1", "--unbuffered", "--quit-on-interrupt", f"--export={EXPORTED}")
+_WITHOUT_STDERR = 'exec "$@" 2>/dev/null'
+_ENTER = '. "$0" && exec "$@"'
+
+
+def run_in_job(commands: Commands, handle: Handle, job_id: str, request: ExecRequest) -> ProcessStream:
+    """Start a command with the job's variables, in its folder. Raises `ExecRefused`: it cannot be started."""
+    environment = Path(handle["control"]).parent / ENVIRONMENT_FILE
+    # In a terminal the command's stderr is part of its output, and srun's own is only about its exit code.
+    local, pty = (("/bin/sh", "-c", _WITHOUT_STDERR, "sh"), ("--pty",)) if request.terminal else ((), ())
+    enter = ("/bin/sh", "-c", _ENTER, str(environment))
+    words = (*local, commands.path("srun"), f"--jobid={job_id}", *_STEP, *pty, *enter, *request.command)
+    return start_command(replace(request, command=words), commands.environment(), "/")
+
+
+def connect_to_job(commands: Commands, handle: Handle, job_id: str, port: int) -> SocketStream:
+    """Connect from the job's node: to programs of this job only, and also to those that listen on localhost alone."""
+    program = (sys.executable, "-I", "-m", "worker.backends.slurm.node", "connect", handle["control"])
+    words = (commands.path("srun"), f"--jobid={job_id}", *_STEP, *program)
+    arguments = (handle["job_id"], str(handle["attempt"]), str(port))
+    ours, theirs = socket.socketpair()
+    with theirs:
+        step = subprocess.Popen(  # noqa: S603 - the cluster's own command
+            [*words, *arguments],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.PIPE,
+            env=commands.environment(),
+            start_new_session=True,
+        )
+    lines = []
+    for line in step.stderr or ():
+        lines.append(line.decode(errors="replace").strip())
+        if lines[-1] == CONNECTED:
+            threading.Thread(target=step.communicate, name=f"port-{port}", daemon=True).start()
+            return SocketStream(ours)
+    ours.close()
+    step.communicate()
+    raise ExecRefused(lines[0] if lines else f"Port {port} of the job cannot be reached.")
