@@ -209,12 +209,14 @@ class SlurmBackend(Backend):
     def destroy(self, handle: Handle) -> None:
         name, control = handle["name"], Path(handle["control"])
         self._follower.follow(name, read_control(control, _ID_FILE))
-        if read_exit_code(control) is not None:
+        has_ended = read_exit_code(control) is not None
+        if has_ended:
             self._await_gone(name, _END_SECONDS)
         if not self._is_gone(name):
             self._cancel(handle)
-            self._await_gone(name, _REMOVE_SECONDS)
-        if not self._is_gone(name):
+            self._await_gone(name, _END_SECONDS if has_ended else _REMOVE_SECONDS)
+        # Outputs of a command that has ended are not kept waiting by a daemon that is away; a sweep removes the rest.
+        if not self._is_gone(name) and not has_ended:
             job = self._follower.job(name)
             why = self._follower.problem or f"Slurm job {job.id if job else '?'} is {job.state if job else 'unknown'}"
             raise LaunchError("launch_failed", why)
@@ -253,7 +255,7 @@ class SlurmBackend(Backend):
 
     def _running_id(self, handle: Handle) -> str:
         job = self._follower.job(handle["name"])
-        if job is None or job.state != "RUNNING":
+        if job is None or self._is_gone(handle["name"]) or not self._began(Path(handle["control"])):
             raise ExecRefused("The job has no process to enter: it is starting or has just ended.")
         return job.id
 
