@@ -9,6 +9,7 @@ from pathlib import Path
 
 from worker.backends.base import Handle
 from worker.backends.slurm.commands import Commands
+from worker.backends.slurm.containers import START_FILE
 from worker.backends.slurm.node import CONNECTED
 from worker.backends.slurm.submission import ENVIRONMENT_FILE, EXPORTED
 from worker.runner.commands import start_command
@@ -21,12 +22,17 @@ _ENTER = '. "$0" && exec "$@"'
 
 def run_in_job(commands: Commands, handle: Handle, job_id: str, request: ExecRequest) -> ProcessStream:
     """Start a command with the job's variables, in its folder. Raises `ExecRefused`: it cannot be started."""
-    environment = Path(handle["control"]).parent / ENVIRONMENT_FILE
+    folder = Path(handle["control"]).parent
+    if (folder / START_FILE).exists():
+        raise ExecRefused("Containers of a Slurm cluster cannot be entered.")
+    pty = ("--pty",) if request.terminal else ()
+    step = (commands.path("srun"), f"--jobid={job_id}", *_STEP, *pty, "/bin/sh", "-c", _ENTER)
+    words = commands.on_login_node(
+        [*step, str(folder / ENVIRONMENT_FILE), *request.command], *(("-tt",) if pty else ())
+    )
     # In a terminal the command's stderr is part of its output, and srun's own is only about its exit code.
-    local, pty = (("/bin/sh", "-c", _WITHOUT_STDERR, "sh"), ("--pty",)) if request.terminal else ((), ())
-    enter = ("/bin/sh", "-c", _ENTER, str(environment))
-    words = (*local, commands.path("srun"), f"--jobid={job_id}", *_STEP, *pty, *enter, *request.command)
-    return start_command(replace(request, command=words), commands.environment(), "/")
+    local = ("/bin/sh", "-c", _WITHOUT_STDERR, "sh") if pty else ()
+    return start_command(replace(request, command=(*local, *words)), commands.environment(), "/")
 
 
 def connect_to_job(commands: Commands, handle: Handle, job_id: str, port: int) -> SocketStream:
@@ -37,7 +43,7 @@ def connect_to_job(commands: Commands, handle: Handle, job_id: str, port: int) -
     ours, theirs = socket.socketpair()
     with theirs:
         step = subprocess.Popen(  # noqa: S603 - the cluster's own command
-            [*words, *arguments],
+            commands.on_login_node([*words, *arguments]),
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=subprocess.PIPE,
