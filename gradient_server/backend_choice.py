@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.catalogue.machine_types import Catalogue
 from core.errors import GradientError
 from core.settings import Settings
 from core.settings.worker import PROCESS_BACKEND
@@ -45,6 +46,20 @@ def choose(settings: Settings, requested: str) -> BackendChoice:
         )
     _keep_choice(settings, requested)
     return BackendChoice(_with_backend(settings, requested), f"--backend {requested}")
+
+
+def choose_slurm(settings: Settings) -> BackendChoice:
+    """Return the settings of a login node of a Slurm cluster, which runs no jobs itself."""
+    names = [machine.name for machine in Catalogue.load(settings.machines_file) if machine.backend == "slurm"]
+    if not names:
+        raise BackendUnavailable(
+            "--slurm: there are no machine types of a Slurm cluster. Run `gradient-server machines add --slurm` first.",
+            field="slurm",
+        )
+    changes = {"host": "", "offer_simulated": False, "default": settings.machines.default or names[0]}
+    machines = settings.machines.model_copy(update=changes)
+    slurm = settings.slurm.model_copy(update={"enabled": True})
+    return BackendChoice(settings.model_copy(update={"machines": machines, "slurm": slurm}), "--slurm")
 
 
 def _choose_automatically(settings: Settings) -> BackendChoice:

@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from core.catalogue.machine_types import Catalogue
 from core.db.connection_watchdog import ConnectionWatchdog
 from core.db.database import Database
 from core.errors import SpecInvalid
@@ -309,6 +310,9 @@ def _describe_machines(settings: Settings, why_backend: str) -> str:
     from worker.backends.process.control_groups import control_group_support
     from worker.backends.process.job_sandbox import reason_without_sandbox
 
+    if settings.slurm.enabled:
+        names = [machine.name for machine in Catalogue.offered(settings) if machine.backend == "slurm"]
+        return f"\n  Machines   of the Slurm cluster: {', '.join(names)}"
     backend = "process" if settings.machines.simulate else "docker"
     lines = f"\n  Backend    {backend}" + (f" ({why_backend})" if why_backend else "")
     if settings.machines.simulate:
@@ -331,12 +335,13 @@ def _describe_machines(settings: Settings, why_backend: str) -> str:
 def _announce(settings: Settings, ticket: str, machines: str) -> None:
     url = settings.public_url
     # A client in another terminal finds the server's key by the same variable.
+    machine = settings.default_machine if settings.slurm.enabled else "CPU"
     home = f"GRADIENT_HOME={shlex.quote(str(settings.root))} " if settings.root != _default_root() else ""
     announce(
         f"Gradient Jobs is ready.\n"
         f"  Dashboard  {url}/\n"
         f"  Sign in    {url}/ui/login?ticket={ticket} (once, within {one_time_tokens.TTL_SECONDS // 60} minutes)\n"
-        f"  Submit     {home}gradient-cli jobs create --machineType CPU --command 'python main.py'\n"
+        f"  Submit     {home}gradient-cli jobs create --machineType {machine} --command 'python main.py'\n"
         f"  Data       {settings.root}{machines}\n"
         f"Ctrl-C stops the service; jobs keep running and are adopted at the next start."
     )

@@ -11,7 +11,7 @@ from core.errors import GradientError, SettingsInvalid, WorkerNameTaken
 from core.monitoring.logging import announce, configure
 from core.settings import Settings
 from core.settings.api import MAX_PROCESSES
-from gradient_server.backend_choice import BACKENDS, choose, with_earlier_choice
+from gradient_server.backend_choice import BACKENDS, choose, choose_slurm, with_earlier_choice
 
 # Modules of `gradient_server.commands` that have not the name of their command.
 _MODULES = {
@@ -79,6 +79,9 @@ def _add_up(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "machine types; auto: the last choice for this data folder, otherwise docker if its engine answers and "
         "you agree, otherwise process (default: auto)",
     )
+    up.add_argument(
+        "--slurm", action="store_true", help="hand jobs over to the Slurm cluster on whose login node this is"
+    )
     return up
 
 
@@ -124,6 +127,7 @@ def _add_join(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     join.add_argument("url", metavar="URL", help="address of the service, such as https://jobs.lab")
     join.add_argument("--token", required=True, help="the invitation printed by `workers invite`")
     join.add_argument("--name", help="name of the worker (default: the host's name)")
+    join.add_argument("--slurm", action="store_true", help="add the Slurm cluster on whose login node this is")
     join.add_argument(
         "--env-file",
         type=Path,
@@ -393,7 +397,7 @@ def _serve(parsed: argparse.Namespace, settings: Settings) -> int:
     if parsed.command == "api":
         return entrypoints.api(settings)
     with locked_home(settings, shared=False):
-        backend = choose(settings, parsed.backend)
+        backend = choose_slurm(settings) if parsed.slurm else choose(settings, parsed.backend)
         if parsed.tpu_simulator:
             return entrypoints.up_with_tpu_simulator(backend.settings, parsed.name, backend.reason)
         return entrypoints.up(backend.settings, parsed.name, backend.reason, parsed.arguments)

@@ -55,7 +55,7 @@ BACKENDS: dict[str, BackendType] = {
     PROCESS_BACKEND: BackendType(
         path="worker.backends.process.backend:ProcessBackend",
         capabilities=Capabilities(sends_metrics=True, shared_storage=True, exec=True),
-        enabled=lambda settings: settings.machines.simulate,
+        enabled=lambda settings: settings.machines.simulate and not settings.slurm.enabled,
     ),
     "docker": BackendType(
         path="worker.backends.docker.backend:DockerBackend",
@@ -68,7 +68,7 @@ BACKENDS: dict[str, BackendType] = {
             exec=True,
             own_network=True,
         ),
-        enabled=lambda settings: not settings.machines.simulate,
+        enabled=lambda settings: not (settings.machines.simulate or settings.slurm.enabled),
     ),
     "slurm": BackendType(
         path="worker.backends.slurm.backend:SlurmBackend",

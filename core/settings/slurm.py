@@ -9,7 +9,8 @@ class SlurmSettings(SettingsGroup):
     """A Slurm cluster to which this host submits jobs."""
 
     enabled: bool = Field(
-        default=False, description="hand the jobs of Slurm's machine types over to the cluster, by sbatch"
+        default=False,
+        description="hand the jobs of Slurm's machine types over to the cluster, by sbatch, and run no others",
     )
     poll_seconds: float = Field(
         default=2.0, ge=1, description="seconds between two queries of Slurm, each for all jobs of this worker"

@@ -37,6 +37,7 @@ def run(parsed: argparse.Namespace, settings: Settings) -> int:
         invitation.unlink()
     write_atomically(token_file, given.pop("token").encode())
     warning = given.pop("warning", "")
+    given |= {"GRADIENT_SLURM__ENABLED": "true"} if parsed.slurm else {}
     file = parsed.env_file or settings.root / "env"
     _write_settings(file, {"GRADIENT_HOME": str(settings.root), _URL: url, **given})
     print(f"This host is worker {name} of {url}. Its settings are in {file}.\n{warning}")

@@ -187,9 +187,9 @@ class Deployment:
         self.wait_ready(self.api)
         return self.api
 
-    def start_up(self, **settings: Any) -> Process:
+    def start_up(self, *arguments: str, **settings: Any) -> Process:
         self._forget_address()
-        self.api = self.start("up", "--port", "0", **settings)
+        self.api = self.start("up", "--port", "0", *arguments, **settings)
         self.wait_ready(self.api)
         return self.api
 

@@ -27,23 +27,23 @@ def run_in_job(commands: Commands, handle: Handle, job_id: str, request: ExecReq
         raise ExecRefused("Containers of a Slurm cluster cannot be entered.")
     pty = ("--pty",) if request.terminal else ()
     step = (commands.path("srun"), f"--jobid={job_id}", *_STEP, *pty, "/bin/sh", "-c", _ENTER)
-    words = commands.on_login_node(
+    command = commands.on_login_node(
         [*step, str(folder / ENVIRONMENT_FILE), *request.command], *(("-tt",) if pty else ())
     )
     # In a terminal the command's stderr is part of its output, and srun's own is only about its exit code.
     local = ("/bin/sh", "-c", _WITHOUT_STDERR, "sh") if pty else ()
-    return start_command(replace(request, command=(*local, *words)), commands.environment(), "/")
+    return start_command(replace(request, command=(*local, *command)), commands.environment(), "/")
 
 
 def connect_to_job(commands: Commands, handle: Handle, job_id: str, port: int) -> SocketStream:
     """Connect from the job's node: to programs of this job only, and also to those that listen on localhost alone."""
     program = (sys.executable, "-I", "-m", "worker.backends.slurm.node", "connect", handle["control"])
-    words = (commands.path("srun"), f"--jobid={job_id}", *_STEP, *program)
+    command = (commands.path("srun"), f"--jobid={job_id}", *_STEP, *program)
     arguments = (handle["job_id"], str(handle["attempt"]), str(port))
     ours, theirs = socket.socketpair()
     with theirs:
         step = subprocess.Popen(  # noqa: S603 - the cluster's own command
-            commands.on_login_node([*words, *arguments]),
+            commands.on_login_node([*command, *arguments]),
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=subprocess.PIPE,
