@@ -15,13 +15,12 @@ from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.jobs import Event
-from core.db.models.notifications import NotificationDelivery, NotificationRule, Receiver
+from core.db.models.notifications import ALL, NotificationDelivery, NotificationRule, Receiver
 from core.errors import NotFound
 from core.formatting import iso_time
 from core.ids import new_id
 from core.jobs.guarded_updates import insert_ignore, storable_text
 from core.jobs.spec.notify import matches
-from core.notifications.receivers import ALL
 from core.security.actor import record_change
 
 RETRY_SECONDS = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)

@@ -14,16 +14,16 @@ from sqlalchemy.orm import Session
 from core.db.database import now
 from core.db.models.credentials import UserKey
 from core.db.models.jobs import Project
-from core.db.models.notifications import NotificationDelivery, NotificationRule, Receiver
+from core.db.models.notifications import ALL, NotificationDelivery, NotificationRule, Receiver
 from core.errors import CredentialNotFound, SpecInvalid
 from core.jobs import projects
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.spec.notify import DEFAULT_EVENTS, OF_KIND, RECEIVER_NAME, check_events, matches, parse_notify
+from core.notifications.apprise_address import SCHEMES, check
 from core.security.actor import record_change
 from core.security.credentials import receiver_purpose
 from core.security.encryption import Vault
 
-ALL = "*"  # subject of the rule for all events
 MAX_URL = 2000
 MAX_QUIET_SECONDS = 7 * 24 * 3600
 SECRET_PREFIX = "whsec_"  # noqa: S105 - what Standard Webhooks puts before one
@@ -121,8 +121,15 @@ def _describe_url(url: str) -> tuple[str, str]:
             "https://hooks.example.org/jobs.",
             field="url",
         )
+    if parts.scheme in SCHEMES:
+        check(url)
+        return parts.scheme, f"{parts.scheme}://…"
     if parts.scheme not in {"http", "https"}:
-        raise SpecInvalid("Only https and http URLs (webhooks) are supported.", field="url")
+        raise SpecInvalid(
+            "Its scheme is not supported. Give the https or http URL of a webhook, or an address of Apprise: "
+            f"{', '.join(SCHEMES)}.",
+            field="url",
+        )
     if not host or "@" in parts.netloc:
         raise SpecInvalid("Give a URL with a host, and without a user or a password before it.", field="url")
     shown = f"[{host}]" if ":" in host else host

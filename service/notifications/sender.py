@@ -7,15 +7,13 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
 from starlette.exceptions import HTTPException
 
 from core.errors import SecretUnreadable, StoreUnavailable
 from core.jobs.templates.sweeps import sweeps
-from core.notifications import deliveries, receivers, webhook
+from core.notifications import apprise_address, deliveries, receivers, webhook
 from core.notifications.deliveries import Answer, Claimed
 from core.security.encryption import Vault
 from core.system.failpoints import failpoint
@@ -157,15 +155,10 @@ def attempt(app_state: AppState, claimed: Claimed) -> Answer:
     start = time.monotonic()
     try:
         opened = receivers.unseal(Vault(app_state.settings), claimed.receiver)
-        make: Callable[[], Answer] = partial(
-            webhook.post,
-            opened["url"],
-            opened["secret"],
-            claimed.delivery.id,
-            claimed.delivery.body,
-            app_state.settings.notifications.allowed,
-        )
-        return make()
+        url, allowed = opened["url"], app_state.settings.notifications.allowed
+        if claimed.receiver.kind == "webhook":
+            return webhook.post(url, opened["secret"], claimed.delivery.id, claimed.delivery.body, allowed)
+        return apprise_address.send(url, claimed.delivery.id, claimed.delivery.body, allowed)
     except SecretUnreadable as error:
         return Answer(delivered=False, status=None, text=error.message, seconds=0.0)
     except Exception as error:

@@ -12,7 +12,10 @@ _EVENTS = f"names of events, or patterns such as job.*; {', '.join(EVENTS)}"
 class SaveReceiver(RequestModel):
     """A receiver of notifications."""
 
-    url: str = Field(description="URL of a webhook; never returned", repr=False)
+    url: str = Field(
+        description="https or http URL of a webhook, or an address of Apprise, such as slack://…; never returned",
+        repr=False,
+    )
     secret: str | None = Field(
         None, description="secret that signs its messages, whsec_…; null: the one it has, or a new one", repr=False
     )
@@ -36,8 +39,8 @@ class ReceiverView(View):
 
     name: str
     owner_key: str = Field(description="id of the API key that saved it")
-    kind: str = Field(description="webhook")
-    address: str = Field(description="scheme and host")
+    kind: str = Field(description="webhook, or the scheme of an address of Apprise")
+    address: str = Field(description="scheme and, of a webhook, host")
     events: list[str]
     jobs: list[str]
     quiet_seconds: int

@@ -1,6 +1,7 @@
 """Receivers outside the service, as servers that check what they are sent: by the CLI, over HTTP and by the SDK."""
 
 import base64
+import email.policy
 import hashlib
 import hmac
 import json
@@ -9,15 +10,24 @@ import sqlite3
 import threading
 import time
 from collections import Counter
+from email.message import EmailMessage
 
+import apprise
 import pytest
+from aiosmtpd.controller import Controller
 from pytest_httpserver import HTTPServer
 from support.deployment import Deployment, wait_until
+from support.free_port import free_port
 from werkzeug import Response
 
 import gradient_jobs
+from core.notifications.apprise_address import SCHEMES
 
 SCALE = 3000  # times as fast as the clock
+PRIVATE = (
+    *("http://127.0.0.1:1/", "http://localhost:1/", "http://[::ffff:10.0.0.1]/", "http://169.254.169.254/"),
+    *("ntfy://127.0.0.1/topic", "mailto://example.org/?smtp=127.0.0.1&from=a@b.org&to=c@d.org"),
+)
 RETRIES = tuple(seconds / SCALE for seconds in (5, 300, 1800, 7200, 18_000, 36_000))
 
 
@@ -248,10 +258,62 @@ def test_a_quiet_time_makes_one_digest_of_what_came_meanwhile(service, receiver)
     assert Counter(one["state"] for one in delivered(service, "calm")) == {"delivered": 2, "digested": 3}
 
 
+class Mailbox:
+    """An SMTP server that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.mails: list[EmailMessage] = []
+        self.refuses = True
+
+    async def handle_DATA(self, _server, _session, envelope) -> str:  # noqa: N802 - aiosmtpd's name
+        if self.refuses:
+            self.refuses = False
+            return "451 Try again later"
+        self.mails.append(email.message_from_bytes(envelope.content, policy=email.policy.default))
+        return "250 Message accepted"
+
+
+def test_mail_is_sent_by_apprise_and_tried_again(service):
+    mailbox = Mailbox()
+    server = Controller(mailbox, hostname="127.0.0.1", port=0, server_hostname="localhost")
+    server.port = free_port()
+    server.start()
+    try:
+        url = f"mailto://127.0.0.1:{server.port}/?smtp=127.0.0.1&from=jobs@example.org&to=team@example.org"
+        service.cli("notifications", "create", "mail", given=url)
+        assert "team@" not in service.cli("notifications", "show", "mail").stdout
+        job = service.submit("exit 4", name="<b>night</b>", notify=["mail:job.*"])
+        service.wait_ended(job)
+        wait_until(lambda: len(mailbox.mails) >= 2, "two mails")
+        [ended] = [mail for mail in mailbox.mails if "failed" in mail["subject"]]
+        assert ended["to"] == "team@example.org"
+        text = ended.get_body(("plain", "html")).get_content()
+        assert f"/ui/jobs/{job}" in text
+        [message] = [one for one in delivered(service, "mail") if one["event"] == "job.failed"]
+        assert message["id"] in text
+        states = [tried["answer"] for one in delivered(service, "mail") for tried in one["tries"]]
+        assert states.count("Accepted") == 2
+        assert len(states) == 3
+    finally:
+        server.stop()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_every_scheme_that_is_allowed_is_one_of_apprise():
+    known = {scheme for entry in apprise.Apprise().details()["schemas"] for scheme in entry["protocols"] or ()}
+    known |= {name for entry in apprise.Apprise().details()["schemas"] for name in entry["secure_protocols"] or ()}
+    assert set(SCHEMES) <= known
+
+
 @pytest.mark.parametrize(
     ("body", "field", "text"),
     [
         ({"url": "file:///etc/passwd"}, "url", "http"),
+        ({"url": "dbus://"}, "url", "scheme is not supported"),
+        ({"url": "json://example.org"}, "url", "scheme is not supported"),
+        ({"url": "exec://pw@x"}, "url", "scheme is not supported"),
+        ({"url": "slack://pw@x"}, "url", "cannot read this address of slack"),
+        ({"url": "ntfy://topic", "secret": "whsec_x"}, "secret", "Only webhooks"),
         ({"url": "http://user:pw@example.org/"}, "url", "without a user"),
         ({"url": "http://[::1"}, "url", "URL"),
         ({"url": "http://example.org", "events": ["job.stalled"]}, "events", "not offered yet"),

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from core.db.database import Base, UtcDateTime
 
+ALL = "*"  # subject of the rule for all events
 _DUE = text("next_at IS NOT NULL")
 
 
