@@ -259,7 +259,7 @@ def _measure(
         simulated=job.simulated,
         state=_state(job),
         price_per_hour=job.price_per_hour,
-        gpus=job.gpus,
+        gpus=job.gpu_count,
         seconds=sum(end - start for start, end in runs),
         pace=pace,
         final=final,

@@ -83,6 +83,7 @@ def _initial_values(new_job: NewJob) -> dict[str, Any]:
         "priority": spec.priority,
         "max_attempts": spec.max_attempts,
         "gpus": new_job.machine.gpus if here else 0,
+        "gpu_count": new_job.machine.gpus,
         "cpus": spec.cpus if here else None,
         "memory_mb": spec.memory_mb if here else None,
         "image": new_job.image,

@@ -50,7 +50,7 @@ def cost(dialect: str, job: type[Job] = Job) -> ColumnElement[float]:
 
 def gpu_hours(dialect: str, job: type[Job] = Job) -> ColumnElement[float]:
     """Return the hours of GPUs of a job's last attempt; NULL before its start."""
-    return duration(dialect, job) * job.gpus / 3600.0
+    return duration(dialect, job) * job.gpu_count / 3600.0
 
 
 def cost_since(dialect: str, since: datetime) -> ColumnElement[float]:

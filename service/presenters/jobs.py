@@ -226,7 +226,7 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
         parent_job_id=job.parent_id,
         duration_seconds=seconds,
         cost=_cost(job, seconds or 0.0) if context.billed is None else round(context.billed, 6),
-        gpu_hours=round((seconds or 0.0) * job.gpus / 3600, 6),
+        gpu_hours=round((seconds or 0.0) * job.gpu_count / 3600, 6),
         queue_position=waits.position if waits else None,
         estimated_start_at=waits.starts_at if waits else None,
         silent_since=job.heartbeat_at if is_silent(job, current) else None,

@@ -31,13 +31,15 @@ price_source = "not set"
 spec_source = "sinfo"
 slurm = { partition = "main", cpus = 1, time_limit = 3600 }
 """
+PAIR = TYPES.replace("[cluster]", "[pair]").replace('kind = "cpu"', 'kind = "gpu"').replace("count = 1", "count = 2")
+PAIR = PAIR.replace('partition = "main",', 'partition = "main", gres = "gpu:a100:2",')
 OTHER = TYPES.replace("[cluster]", "[nowhere]").replace("main", "nowhere")
 
 
 @pytest.fixture
 def settings(settings, tmp_path, slurm):  # noqa: ARG001 - where they lead
     file = tmp_path / "machines.toml"
-    file.write_text(TYPES + OTHER)
+    file.write_text(TYPES + PAIR + OTHER)
     return settings.model_copy(
         update={
             "machines": MachineSettings(file=file),
@@ -181,6 +183,12 @@ def test_what_slurm_and_others_do_to_a_job_is_named(jobs, slurm, act, reason):
         if act is fail_node:
             slurm.start_daemon(node)
     assert (job["reason"], job["artifactsState"]) == (reason, "complete")
+
+
+def test_gpus_of_the_cluster_are_counted_in_hours(jobs):
+    job = jobs.reach(jobs.submit("sleep 2", machineType="pair"), "Stopped")
+    assert job["cost"] == 0
+    assert job["gpuHours"] == pytest.approx(2 * job["durationSeconds"] / 3600, abs=1e-6)
 
 
 def test_a_request_that_slurm_refuses_says_why(jobs):

@@ -90,6 +90,7 @@ class Job(Base):
     priority: Mapped[int]
     max_attempts: Mapped[int]
     gpus: Mapped[int] = mapped_column(default=0, server_default="0")  # GPUs that it needs exclusively on its host
+    gpu_count: Mapped[int] = mapped_column(default=0, server_default="0")  # GPUs of its machine, wherever that is
     cpus: Mapped[float | None]  # requested CPUs; None: as its slot provides
     memory_mb: Mapped[int | None]  # requested memory in MiB; None: as its slot provides
     image: Mapped[str | None] = mapped_column(String(MAX_REFERENCE))

@@ -41,7 +41,7 @@ def attempt_rows(
                 row=row,
                 seconds=ran,
                 cost=None if ran is None else ran * header.row.price_per_hour / _SECONDS_PER_HOUR,
-                gpu_hours=(ran or 0.0) * header.row.gpus / _SECONDS_PER_HOUR,
+                gpu_hours=(ran or 0.0) * header.row.gpu_count / _SECONDS_PER_HOUR,
                 message=reasons.get(row.attempt),
                 phase_spans=phase_spans(events, datetime.now(UTC), row.attempt),
                 first_line=reader.first_line(row.attempt),

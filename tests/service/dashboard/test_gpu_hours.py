@@ -19,7 +19,7 @@ def run_free(database):
         with database.write() as session:
             ended = session.scalars(select(now())).one()
             times = {"started_at": ended - timedelta(minutes=45), "ended_at": ended, "finished_at": ended}
-            free = {"price_per_hour": 0.0, "gpus": 2, "machine_type": "A100", "state": "succeeded"}
+            free = {"price_per_hour": 0.0, "gpu_count": 2, "machine_type": "A100", "state": "succeeded"}
             session.execute(update(Job).where(Job.id.in_(job_ids)).values(**times, **free))
 
     return run
@@ -61,7 +61,7 @@ def test_rows_of_a_comparison_on_free_machines_have_gpu_hours(client, signed_in_
     made = client.post("/comparisons", json=make_job_body(machineType="CPU,V100", metric="accuracy", target=0.4)).json()
     with database.write() as session:
         session.execute(update(Job).values(price_per_hour=0.0))
-        session.execute(update(Job).where(Job.machine_type == "V100").values(gpus=2))
+        session.execute(update(Job).where(Job.machine_type == "V100").values(gpu_count=2))
     for _ in range(2):
         train(1.0, [0.1, 0.5, 0.9])
     cpu, gpu = client.get(f"/comparisons/{made['id']}").json()["rows"]
