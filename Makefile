@@ -26,7 +26,7 @@ UNIT_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 
 CHECKS := tests/test_project.py tests/test_imports.py tests/test_local_names.py tests/test_docs_site.py
 TESTS := -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(CHECKS:%=--ignore=%)
 
-.PHONY: help demo demo-docker demo-compose demo-cluster cluster-up images images-offline up up-tpu test test-all test-seconds unit check audit screenshots fmt migration dist bench docs which-machine experiments faults chaos chaos-hosts soak clean
+.PHONY: help demo demo-docker demo-compose demo-cluster demo-slurm cluster-up images images-offline up up-tpu test test-all test-seconds unit check audit screenshots fmt migration dist bench docs which-machine experiments faults chaos chaos-hosts soak clean
 
 help: ## show these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,9 @@ demo-compose: $(RUN) ## docker-compose.yml with its profile docker: a job in a c
 demo-cluster: $(RUN) ## 30 jobs on three hosts that share only a network, one killed meanwhile (as root, with PostgreSQL)
 	@.ci/isolation
 	@$(BIN)/python examples/cluster.py demo
+
+demo-slurm: $(ALL) ## an array and a training on a Slurm cluster of four nodes on this machine, one of which fails
+	@GRADIENT_DEMO_HOME=$${GRADIENT_DEMO_HOME:-.demo/slurm} $(BIN)/python examples/demo_slurm.py
 
 cluster-up: $(RUN) ## run a service with three such hosts on this machine (as root, with PostgreSQL)
 	@.ci/isolation

@@ -48,6 +48,7 @@ class Programs:
     """The two programs, in the demo's own environment: no server, key or setting of the user takes part."""
 
     env: dict[str, str]
+    folder: Path = EXAMPLE
 
     @classmethod
     def for_home(cls, home: Path) -> "Programs":
@@ -57,16 +58,16 @@ class Programs:
         return cls(env | ours)
 
     def run(self, *arguments: str) -> int:
-        """Run `gradient-cli` in the example's folder and print the command as typed; return its exit code."""
+        """Run `gradient-cli` in the folder and print the command as typed; return its exit code."""
         say(f"\n$ gradient-cli {shlex.join(arguments)}")
         command = [str(PROGRAMS / "gradient-cli"), *arguments]
-        return subprocess.run(command, cwd=EXAMPLE, env=self.env, check=False).returncode  # noqa: S603 - our own
+        return subprocess.run(command, cwd=self.folder, env=self.env, check=False).returncode  # noqa: S603 - our own
 
     def ask(self, *arguments: str) -> Any:  # noqa: ANN401 - whatever JSON the command prints
         """Run `gradient-cli … --json` and return its output."""
         command = [str(PROGRAMS / "gradient-cli"), *arguments, "--json"]
         done = subprocess.run(  # noqa: S603 - our own
-            command, cwd=EXAMPLE, env=self.env, check=True, stdout=subprocess.PIPE
+            command, cwd=self.folder, env=self.env, check=True, stdout=subprocess.PIPE
         )
         return json.loads(done.stdout)
 
