@@ -3,6 +3,8 @@
 import fcntl
 import os
 import pty
+import re
+import shutil
 import signal
 import socket
 import struct
@@ -10,13 +12,14 @@ import subprocess
 import termios
 import time
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 from support.deployment import CLI_PROGRAM, ORDINARY, TIMEOUT_SECONDS, Deployment, wait_until
 from support.google.tpu_vm_deployment import cloud_settings
-from support.servers.private_docker_engine import SHELL_IMAGE
+from support.servers.private_docker_engine import SHELL_IMAGE, build_layer, list_busybox_commands, read_busybox
 
 from core.jobs.exec import audit
 from core.system.processes import read_environment, running_processes
@@ -72,7 +75,7 @@ def service(kind, request, tmp_path_factory):
 
 def start_job(service, kind, command="echo up; exec sleep 600", **spec):
     if kind == CONTAINER:
-        spec["container"] = SHELL_IMAGE
+        spec.setdefault("container", SHELL_IMAGE)
     if kind == VM:
         spec["machineType"] = "TPU"
     job_id = service.submit(command, **spec)
@@ -234,10 +237,24 @@ def forwarded(client):
     return url.host, url.port
 
 
-def test_a_port_of_the_job_is_reached_through_the_service(service, kind, start_cli):
-    if kind == CONTAINER:
-        pytest.skip("the image has no program that listens")
-    job_id = start_job(service, kind, f"python3 -c '{ECHO}'")
+@pytest.fixture
+def job_that_answers(service, kind, request):
+    """A job with a port whose program answers each line."""
+    if kind != CONTAINER:
+        return start_job(service, kind, f"python3 -c '{ECHO}'")
+    linked = subprocess.run(["ldd", shutil.which("bash")], capture_output=True, text=True, check=True).stdout
+    files = {library.lstrip("/"): Path(library).read_bytes() for library in re.findall(r"/\S+", linked)}
+    files |= {"bin/busybox": read_busybox(), "bin/bash": Path(shutil.which("bash")).read_bytes(), "tmp/": None}
+    with request.getfixturevalue("docker_server").client() as client:
+        layer = build_layer(files, links=list_busybox_commands())
+        client.import_image_from_data(layer, repository="gradient-test", tag="bash", changes=["ENV PATH=/bin"])
+    answer = '#!/bin/sh\nwhile read line; do echo "echo $line"; done'
+    command = f"echo '{answer}' >answer; chmod +x answer; echo port 8000; exec nc -ll -p 8000 -e ./answer"
+    return start_job(service, kind, command, container="gradient-test:bash")
+
+
+def test_a_port_of_the_job_is_reached_through_the_service(service, job_that_answers, start_cli):
+    job_id = job_that_answers
     port = service.raw_log(job_id).split()[1].decode()
     client = start_cli(service, "port-forward", job_id, f"{port}:0")
     local = forwarded(client)

@@ -54,11 +54,12 @@ while data := s.recv(65536):
     while view:
         view = view[os.write(1, view):]
 """
+# Not with cat: that of BusyBox passes data from a socket to a pipe within the kernel, where some of it is lost.
 _CONNECT_BASH = """
 exec 3<>"/dev/tcp/localhost/$0" || exit 1
 printf connected >&2
-cat <&0 >&3 &
-cat <&3
+dd bs=65536 <&0 >&3 2>/dev/null &
+dd bs=65536 <&3 2>/dev/null
 """
 
 
