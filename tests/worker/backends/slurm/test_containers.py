@@ -146,6 +146,17 @@ def test_a_node_that_cannot_mount_image_files_unpacks_them(make_place, image, tm
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("slurm")
+def test_a_job_with_gpus_gets_the_drivers_of_its_node(make_place, image, tmp_path, apptainer):
+    program = recording(tmp_path, apptainer)
+    for attempt, options in ((1, []), (2, ["--gres=gpu:1"])):
+        place = make_place(container_program=str(program), options=options)
+        assert place.wait(place.launch(place.spec("true", container=image[0], attempt=attempt))).code == 0
+    *_, without, with_gpu = (tmp_path / "words").read_text().splitlines()
+    assert ("--nv" in without.split(), "--nv" in with_gpu.split()) == (False, True)
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("slurm", "apptainer")
 def test_what_keeps_a_container_from_starting_is_said(make_place, registry):
     reference, _ = registry.add_image("team/bare:1", [build_layer({"etc/": None})])
@@ -153,6 +164,13 @@ def test_what_keeps_a_container_from_starting_is_said(make_place, registry):
     end = place.wait(place.launch(place.spec("true", container=reference)))
     assert end.reason == "launch_failed"
     assert "/bin/sh" in end.detail
+
+
+def recording(folder, apptainer):
+    """Return an Apptainer that notes what it is called with."""
+    return write_program(
+        folder / "bin" / "apptainer", f'#!/bin/sh\necho "$@" >>{folder}/words; exec {apptainer} "$@"\n'
+    )
 
 
 def refusal(place, **options):
@@ -165,9 +183,7 @@ def refusal(place, **options):
 @pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
 def test_a_login_is_used_and_left_nowhere(make_place, registry, image, tmp_path, apptainer):
-    program = write_program(
-        tmp_path / "bin" / "apptainer", f'#!/bin/sh\necho "$@" >>{tmp_path}/words; exec {apptainer} "$@"\n'
-    )
+    program = recording(tmp_path, apptainer)
     registry.configure(require=f"Basic {base64.b64encode(f'alice:{PASSWORD}'.encode()).decode()}")
     place, (reference, _) = make_place(container_program=str(program)), image
     assert "registries set 127.0.0.1" in refusal(place, container=reference)
