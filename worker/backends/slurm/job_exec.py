@@ -17,19 +17,16 @@ from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream, Socke
 
 _STEP = ("--overlap", "--nodes=1", "--ntasks=1", "--unbuffered", "--quit-on-interrupt", f"--export={EXPORTED}")
 _WITHOUT_STDERR = 'exec "$@" 2>/dev/null'
-_ENTER = '. "$0" && exec "$@"'
+_ENTER = f'[ ! -e "$0/{START_FILE}" ] || . "$0/{START_FILE}"; . "$0/{ENVIRONMENT_FILE}" && exec "$@"'
+"""In a container, the first of these files replaces the shell."""
 
 
 def run_in_job(commands: Commands, handle: Handle, job_id: str, request: ExecRequest) -> ProcessStream:
     """Start a command with the job's variables, in its folder. Raises `ExecRefused`: it cannot be started."""
     folder = Path(handle["control"]).parent
-    if (folder / START_FILE).exists():
-        raise ExecRefused("Containers of a Slurm cluster cannot be entered.")
     pty = ("--pty",) if request.terminal else ()
     step = (commands.path("srun"), f"--jobid={job_id}", *_STEP, *pty, "/bin/sh", "-c", _ENTER)
-    command = commands.on_login_node(
-        [*step, str(folder / ENVIRONMENT_FILE), *request.command], *(("-tt",) if pty else ())
-    )
+    command = commands.on_login_node([*step, str(folder), *request.command], *(("-tt",) if pty else ()))
     # In a terminal the command's stderr is part of its output, and srun's own is only about its exit code.
     local = ("/bin/sh", "-c", _WITHOUT_STDERR, "sh") if pty else ()
     return start_command(replace(request, command=(*local, *command)), commands.environment(), "/")

@@ -17,6 +17,7 @@ from core.settings.slurm import SlurmSettings
 from core.settings.worker import MachineSettings
 from worker.backends.base import LaunchError
 from worker.backends.slurm.registry import find_image
+from worker.runner.streams import ExecRequest, Terminal
 
 pytestmark = pytest.mark.integration
 
@@ -69,7 +70,7 @@ def image(registry):
 
 
 @pytest.fixture
-def make_place(tmp_path):
+def make_place(tmp_path, slurm):  # noqa: ARG001 - where its jobs run
     places = []
 
     def make(**settings):
@@ -133,6 +134,20 @@ def test_a_stopped_job_saves_within_its_grace_period(make_place, image):
     spec, handle = place.running("trap '' TERM; echo up; while :; do sleep 0.1; done", container=image[0], attempt=2)
     place.backend.signal(handle, grace=False)
     assert place.wait(handle).code == 137
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("apptainer")
+@pytest.mark.parametrize("terminal", [None, Terminal(24, 99, "xterm")])
+def test_a_command_is_run_in_the_jobs_container(make_place, image, slurm, terminal):
+    place = make_place()
+    _, handle = place.running("echo made >/here; echo up; sleep 600", container=image[0], env={"WHO": "it's"})
+    command = 'cat /here; echo "$FROM $WHO $SLURM_JOB_ID $PWD"; exit 3'
+    stream = place.backend.run_in_job(handle, ExecRequest("s1", ("sh", "-c", command), terminal))
+    output = b"".join(data for number, data in stream.outputs() if number == 1).decode().splitlines()
+    assert output == ["made", f"the image it's {slurm.run('squeue', '-h', '-o', '%A')} /paperspace"]
+    assert stream.exit_code() == 3
+    stream.close()
 
 
 @pytest.mark.slow
