@@ -2,7 +2,7 @@
 
 from service.dashboard import assets, comparison_pages, login, runs_page
 from service.dashboard.error_pages import ErrorPageMiddleware
-from service.dashboard.forms import job_form_pages, project_page, settings_pages
+from service.dashboard.forms import job_form_pages, notification_page, project_page, settings_pages
 from service.dashboard.host_name import DashboardHost
 from service.dashboard.job import details, log_page, overview
 from service.dashboard.lists import job_list, machines, now_page, schedule_pages, sweep_pages
@@ -23,7 +23,7 @@ _LISTS = (
     sweep_pages,
 )
 _JOB = (overview, log_page, details, artifact_pages, metric_page, tensorboard_page)
-PAGE_MODULES = (login, *_LISTS, job_form_pages, settings_pages, *_JOB, assets)
+PAGE_MODULES = (login, *_LISTS, job_form_pages, settings_pages, notification_page, *_JOB, assets)
 
 
 def mount(app: Application) -> None:

@@ -1,19 +1,16 @@
 """Receivers of notifications, and the messages to them."""
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from fastapi import Depends, Query, Response
-from sqlalchemy import select
-from sqlalchemy.orm import Session
 
-from core.db.models.notifications import NotificationDelivery, Receiver
+from core.db.models.notifications import NotificationDelivery
 from core.notifications import deliveries, receivers
-from core.security.encryption import Vault
-from service.app_state import AppState
 from service.auth.authentication import Caller
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.http.routing import api_router
+from service.presenters.notifications import delivery_view, receiver_view, receiver_views, save
 from service.schemas.notifications import (
     DeliveriesPage,
     DeliveryView,
@@ -34,14 +31,10 @@ def list_receivers(session: ReadSession) -> Receivers:
     return Receivers(receivers=receiver_views(session))
 
 
-def receiver_views(session: Session) -> list[ReceiverView]:
-    return [_view(session, receiver) for receiver in session.scalars(select(Receiver).order_by(Receiver.id))]
-
-
 @router.get("/{receiver}")
 def show_receiver(session: ReadSession, receiver: str) -> ReceiverView:
     """Return one receiver."""
-    return _view(session, receivers.get(session, receiver))
+    return receiver_view(session, receivers.get(session, receiver))
 
 
 @router.put("/{receiver}", responses=_SAVED, openapi_extra=json_body_schema(SaveReceiver))
@@ -57,15 +50,6 @@ def save_receiver(
     saved, created = save(session, app_state, caller.id, receiver, body)
     response.status_code = 201 if created else 200
     return saved
-
-
-def save(
-    session: Session, app_state: AppState, key_id: str, name: str, body: SaveReceiver
-) -> tuple[SavedReceiver, bool]:
-    """Save a receiver; return it, and whether it is new."""
-    settings = cast("receivers.Settings", body.model_dump())
-    receiver, created, secret = receivers.put(session, Vault(app_state.settings), key_id, name, settings)
-    return SavedReceiver.of(receiver, **_names(session, receiver), secret=secret), created
 
 
 @router.post("/{receiver}/test", status_code=202)
@@ -97,19 +81,3 @@ def replay_delivery(session: WriteSession, _caller: Caller, receiver: str, deliv
 def delete_receiver(session: WriteSession, _caller: Caller, receiver: str) -> None:
     """Delete a receiver with its messages; new jobs that name it are refused."""
     receivers.delete(session, receiver)
-
-
-def delivery_view(delivery: NotificationDelivery) -> DeliveryView:
-    return DeliveryView.of(delivery)
-
-
-def _view(session: Session, receiver: Receiver) -> ReceiverView:
-    return ReceiverView.of(receiver, **_names(session, receiver))
-
-
-def _names(session: Session, receiver: Receiver) -> dict[str, Any]:
-    return {
-        "name": receiver.id,
-        "owner_key": receiver.submitted_by,
-        "jobs": receivers.scopes_of(session, receiver.id),
-    }

@@ -33,10 +33,17 @@ from service.schemas.credentials import CreatedKey, CreateKey
 
 router = Router(dependencies=[Depends(require_key_or_session)])
 
-_PAGES = {"keys": "API keys", "secrets": "Secrets", "registries": "Registries", "server": "Server", "health": "Health"}
+_PAGES = {
+    "keys": "API keys",
+    "secrets": "Secrets",
+    "registries": "Registries",
+    "notifications": "Notifications",
+    "server": "Server",
+    "health": "Health",
+}
 
 
-def _render(
+def render_settings(
     name: str, caller: Principal, app_state: AppState, error: GradientError | None = None, **values: object
 ) -> Response:
     return render_page(
@@ -59,7 +66,9 @@ def redirect_to_first() -> Response:
 @router.get("/ui/settings/keys")
 def show_keys(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
     """Show the API keys: all for administrators, else the own one."""
-    return _render("keys", caller, app_state, keys=keys_view(session, app_state, caller).keys, created=None, texts={})
+    return render_settings(
+        "keys", caller, app_state, keys=keys_view(session, app_state, caller).keys, created=None, texts={}
+    )
 
 
 @router.post("/ui/settings/keys", dependencies=[SameOriginForm])
@@ -77,7 +86,7 @@ def create_key(app_state: AppStateDep, caller: PageCaller, texts: FormTexts) -> 
         error = refused
     with app_state.database.read() as session:
         keys = keys_view(session, app_state, caller).keys
-    return _render("keys", caller, app_state, error, keys=keys, created=created, texts={} if created else texts)
+    return render_settings("keys", caller, app_state, error, keys=keys, created=created, texts={} if created else texts)
 
 
 def _days(text: str) -> int | None:
@@ -123,7 +132,7 @@ def _stored_page(
     project = texts.get("project", "")
     names = [project.name for project in queries.projects(session)]
     stored = {page: find(session, _project_id(session, project))}
-    return _render(page, caller, app_state, error, project=project, projects=names, texts=texts, **stored)
+    return render_settings(page, caller, app_state, error, project=project, projects=names, texts=texts, **stored)
 
 
 _secrets_page = partial(_stored_page, "secrets", credentials.secrets_of)
@@ -201,7 +210,7 @@ def _change_stored(
 @router.get("/ui/settings/server")
 def show_server(app_state: AppStateDep, caller: PageCaller) -> Response:
     """Show the server's retention, limits and image names, which its operator sets."""
-    return _render(
+    return render_settings(
         "server",
         caller,
         app_state,
@@ -215,4 +224,4 @@ def show_health(request: Request, app_state: AppStateDep, caller: PageCaller) ->
     """Show the findings of `gradient-server doctor`, for administrators: they name paths and addresses."""
     require_administrator(app_state, caller)
     run_checks = getattr(request.app.state, "run_checks", None)
-    return _render("health", caller, app_state, findings=None if run_checks is None else run_checks())
+    return render_settings("health", caller, app_state, findings=None if run_checks is None else run_checks())

@@ -31,6 +31,7 @@ HANDSHAKE = {
 """Headers that ask for a WebSocket."""
 BODIES = {
     "change_registries": lambda _ids: {"project": "default", "host": "r.example", "username": "u", "password": "p"},
+    "change_receivers": lambda ids: {"name": ids["receiver"], "action": "test"},
     "change_secrets": lambda _ids: {"project": "default", "name": "TOKEN", "value": "x"},
     "original_update_tags": lambda ids: {"entity": "job", "entityId": ids["job_id"], "tags": ["x"]},
     "rename_comparison": lambda _ids: {"name": "x"},
@@ -39,9 +40,9 @@ BODIES = {
     "request_trial": lambda _ids: {"key": "k" * 16},
     "report_trial": lambda _ids: {"key": "k" * 16},
 }
-BY_BODY = {"original_update_tags", "change_registries", "change_secrets"}
+BY_BODY = {"original_update_tags", "change_receivers", "change_registries", "change_secrets"}
 """Routes that change a job or a project which their body names."""
-FORMS = {"change_registries", "change_secrets"}
+FORMS = {"change_receivers", "change_registries", "change_secrets"}
 OWNED = ("{job_id}", "{comparison_id}", "{project_id}", "{schedule_id}", "{sweep_id}", "{receiver}")
 OF_ALL = ("/secrets/", "/registries/", "/workers/", "/ui/machines/")
 OF_WORKERS = "/worker/"

@@ -1,5 +1,6 @@
 """The pages of the settings, as a browser without scripts uses them."""
 
+import html
 import re
 from types import SimpleNamespace
 
@@ -58,12 +59,14 @@ def test_a_copied_session_makes_and_revokes_no_key(signed_in_browser, client, ap
         ("secrets", {"name": "kept", "action": "delete"}),
         ("registries", {"host": "kept", "username": "alice", "password": "hush"}),
         ("registries", {"host": "kept", "action": "delete"}),
+        ("notifications", {"name": "kept", "url": "https://example.org/hush"}),
     ],
 )
 @pytest.mark.usefixtures("administrator")
 def test_a_copied_session_changes_no_secrets_and_registries(signed_in_browser, client, page, form, own_key):
     client.put("/secrets/kept", json={"value": "before"})
     client.put("/registries/kept", json={"username": "bob", "password": "before"})
+    client.put("/notifications/other", json={"url": "https://example.org/before"})
     before = client.get(f"/{page}").json()
     refused = signed_in_browser.post(f"/ui/settings/{page}", data=form | own_key)
     text = refused.text
@@ -136,3 +139,42 @@ def test_health_shows_the_findings_to_administrators(app, signed_in_browser):
     page = signed_in_browser.get("/ui/settings/health").text
     assert "Nearly full." in page
     assert "<code>df</code>" in page
+
+
+def test_receivers_are_saved_tested_and_deleted(signed_in_browser, client, api_key):
+    address = "/ui/settings/notifications"
+    assert "No receivers yet" in signed_in_browser.get(address).text
+    saved = {"name": "team", "url": "https://example.org/hush", "jobs": "mine", "quiet": "5", "own_key": api_key}
+    page = signed_in_browser.post(address, data=saved).text
+    assert re.search(r"whsec_[\w+/=]{44}", page)
+    [receiver] = client.get("/notifications").json()["receivers"]
+    assert (receiver["jobs"], receiver["quietSeconds"]) == (["mine"], 300)
+    assert signed_in_browser.post(address, data={"name": "team", "action": "test"}).status_code == 303
+    [message] = client.get("/notifications/team/deliveries").json()["deliveries"]
+    page = signed_in_browser.get(address).text
+    assert "A test of the receiver team" in page
+    assert "whsec_" not in page
+    assert "hush" not in page
+    again = {"name": "team", "action": "replay", "message": message["id"]}
+    assert signed_in_browser.post(address, data=again).status_code == 303
+    gone = {"name": "team", "action": "delete", "own_key": api_key}
+    assert signed_in_browser.post(address, data=gone).status_code == 303
+    assert client.get("/notifications").json() == {"receivers": []}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"name": "9 lives"}, "is not a name for a receiver"),
+        ({"events": "job.fail"}, "Did you mean job.failed?"),
+        ({"quiet": "soon"}, "not a number of minutes"),
+        ({"url": "hush://x"}, "scheme is not supported"),
+    ],
+)
+def test_a_wrong_receiver_keeps_what_is_not_secret(signed_in_browser, api_key, wrong, words):
+    form = {"name": "team", "url": "https://example.org/hush", "events": "job.failed", "own_key": api_key} | wrong
+    page = signed_in_browser.post("/ui/settings/notifications", data=form)
+    assert page.status_code == 400
+    assert words in html.unescape(page.text)
+    assert f'value="{form["name"]}"' in page.text
+    assert "hush" not in page.text
