@@ -30,7 +30,7 @@ _SHOWN = {
 }
 """Fields of a job in messages, which leave the service: neither its command nor its variables."""
 _OF_TRIALS = {"complete": "job.succeeded", "failed": "job.failed", "cancelled": "job.cancelled"}
-_LATELY_SECONDS = 86_400  # a worker that has been silent for longer is no news
+_LATELY_SECONDS = 3600  # a worker that has been silent for longer is no news
 _MOST_NAMED = 20  # jobs that did not succeed, in a message
 _ENDED = {"Stopped": "job.succeeded", "Failed": "job.failed", "Error": "job.error", "Cancelled": "job.cancelled"}
 

@@ -145,9 +145,13 @@ def collect(app_state: AppState) -> int:
 
 
 def collect_lost_workers(app_state: AppState) -> None:
-    with app_state.database.write() as session:
-        for notice in list(of_lost_workers(session, app_state)):
-            deliveries.send(session, notice)
+    """Write the messages of workers that are lost; again, they are the same."""
+    with app_state.database.read() as session:
+        notices = list(of_lost_workers(session, app_state))
+    if notices:
+        with app_state.database.write() as session:
+            for notice in notices:
+                deliveries.send(session, notice)
 
 
 def attempt(app_state: AppState, claimed: Claimed) -> Answer:
