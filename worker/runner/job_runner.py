@@ -204,17 +204,17 @@ class JobRunner:
         for name in FOLDERS:
             remove_tree(self.place / name)
             (self.place / name).mkdir()
-            (self.place / name).chmod(0o777)
+            _open_to_all(self.place / name)
         packed = self.place / "workspace.tar.gz"
         with self.store.open(self.shared + "workspace.tar.gz") as answer, packed.open("wb") as file:
             shutil.copyfileobj(answer, file)
         with tarfile.open(packed) as archive:
             archive.extractall(self.place / "workspace")  # noqa: S202 - the service packed it
-        chmod_tree(self.place / "workspace", _open_to_all)  # the container may run as any user
+        _open_to_all(self.place / "workspace")
         self._files.record()
         in_slice = self.settings["slice"]
         self.artifacts.fetch("hosts/" if in_slice and self.rank == 0 else "")
-        chmod_tree(self.place / "artifacts", _open_to_all)
+        _open_to_all(self.place / "artifacts")
         self.set_phase("pulling", job["image"])
         self.prepare(job)
         if in_slice:  # programs wait only minutes for the other hosts
@@ -402,8 +402,10 @@ class JobRunner:
         self.store.put(self.prefix + name, content, len(content))
 
 
-def _open_to_all(mode: int) -> int:
-    return mode | (0o777 if stat.S_ISDIR(mode) else 0o666)
+def _open_to_all(folder: Path) -> None:
+    """Let every user write there: the container may run as any."""
+    folder.chmod(0o777)
+    chmod_tree(folder, lambda mode: mode | (0o777 if stat.S_ISDIR(mode) else 0o666))
 
 
 def _bind_udp(port: int) -> socket.socket:
