@@ -144,16 +144,17 @@ def prepare_data() -> str:
 
 
 @contextlib.contextmanager
-def server(programs: Programs) -> Iterator[str]:
+def server(programs: Programs, *options: str) -> Iterator[str]:
     """Run `gradient-server up` on a free port while the block runs; yields its address."""
     log = HOME / "server.log"
     HOME.mkdir(exist_ok=True)
     address = HOME / "cli.json"
     before = address.stat().st_mtime_ns if address.exists() else 0
-    say(f"\n$ gradient-server up --port 0     # GRADIENT_HOME={HOME}")
+    command = ["up", "--port", "0", *options]
+    say(f"\n$ gradient-server {shlex.join(command)}     # GRADIENT_HOME={HOME}")
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - our own
-            [str(PROGRAMS / "gradient-server"), "up", "--port", "0"],
+            [str(PROGRAMS / "gradient-server"), *command],
             env=programs.env,
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -40,10 +40,9 @@ def show() -> None:
     began = time.monotonic()
     with running_cluster() as cluster:
         say(f"A Slurm cluster with four nodes is up: {cluster.folder}")
-        settings = {"GRADIENT_SLURM__ENABLED": "true"} | cluster.environment
-        programs = Programs(Programs.for_home(demo.HOME).env | settings, EXAMPLE)
+        programs = Programs(Programs.for_home(demo.HOME).env | cluster.environment, EXAMPLE)
         add_machine_types(programs)
-        with demo.server(programs):
+        with demo.server(programs, "--slurm"):
             run_array(programs)
             lose_a_node(programs, cluster)
             train(programs)
