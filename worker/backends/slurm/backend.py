@@ -16,6 +16,7 @@ from pathlib import Path
 
 from core.catalogue.backends import BACKENDS
 from core.catalogue.machine_types import Catalogue
+from core.errors import MachineTypeUnknown
 from core.jobs.states import WAITING_PHASE
 from core.settings import Settings
 from core.system.failpoints import failpoint
@@ -141,7 +142,11 @@ class SlurmBackend(Backend):
                 return job_id
 
     def _options(self, spec: LaunchSpec) -> list[str]:
-        request = Catalogue.offered(self._settings).get(spec.machine_type).slurm
+        try:
+            request = Catalogue.offered(self._settings).get(spec.machine_type).slurm
+        except MachineTypeUnknown as error:  # the service has another list
+            why = f"this login node's list of machine types has no {spec.machine_type!r}; copy the service's file"
+            raise LaunchError("launch_failed", why) from error
         return submission.options(spec, request, self._settings.slurm.options)
 
     def _pause(self, spec: LaunchSpec, seconds: float) -> None:

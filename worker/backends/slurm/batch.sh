@@ -55,6 +55,6 @@ if [ "$last" != 127 ]; then code=$last; fi
 # Other programs of a job that was asked to stop may still be saving.
 while [ -n "$stopper" ] && kill -0 "$stopper" 2>/dev/null; do wait "$stopper"; done
 kill -- "-$beat" "-$meter" 2>/dev/null
-# So that a missing exit code is known to be missing, not only late on another machine.
-if ! read -r _ <"$control/exit" 2>/dev/null; then echo "$code" >"$control/no_exit"; fi
+# So that a missing exit code is known to be missing, not only late on another machine; 97: it belongs to another start.
+if [ "$code" != 97 ] && ! read -r _ <"$control/exit" 2>/dev/null; then echo "$code" >"$control/no_exit"; fi
 exit "$code"
