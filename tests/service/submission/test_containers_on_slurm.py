@@ -1,4 +1,4 @@
-"""Containers of jobs on a Slurm cluster: accepted if its worker can start them, and refused with the reason if not."""
+"""Options of jobs on a Slurm cluster: accepted if its worker has what they need, and refused with the reason if not."""
 
 import pytest
 from support.live_service import make_job_body
@@ -22,7 +22,7 @@ tflops = { fp32 = 0.1 }
 price_per_hour = 0
 price_source = "not set"
 spec_source = "sinfo"
-slurm = {}
+slurm = { time_limit = 3600 }
 """
 
 
@@ -58,6 +58,13 @@ WITHOUT, WITH = ("slurm",), ("slurm", containers_offer("slurm"))
         (WITH, {"container": "debian:12", "python": "3.12"}, 400, "python", "in containers"),
         (WITH, {"container": "debian:12", "user": "1:1"}, 400, "user", "the worker's user"),
         (WITH, {"workingDir": "/opt"}, 400, "workingDir", "without a container"),
+        ((), {"network": "none"}, 400, "network", "Leave network out"),
+        ((), {"sharedMemMb": 64}, 400, "sharedMemMb", "Leave sharedMemMb out"),
+        ((), {"ports": ["8888"]}, 400, "ports", "Leave ports out"),
+        ((), {"nodes": 2}, 400, "nodes", "one node"),
+        ((), {"timeLimit": 3601}, 400, "timeLimit", "3,600 seconds at most"),
+        ((), {"timeLimit": 3600, "cpus": 1000, "memoryMb": 9_000_000}, 201, None, ""),
+        (WITHOUT, {"cpus": 1000, "memoryMb": 9_000_000}, 201, None, ""),
     ],
 )
 def test_what_can_be_told_is_told_at_submission(submit, offers, fields, status, field, words):

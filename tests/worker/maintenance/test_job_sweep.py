@@ -58,6 +58,18 @@ def test_a_job_on_a_silent_host_is_given_up(host, database, submit):
         assert queries.get_row(session, running.id).reason == "worker_lost"
 
 
+def test_a_job_in_a_queue_of_its_own_outlives_a_silent_host_until_it_is_to_stop(host, database, submit):
+    """Slurm runs it on without a worker: an attempt elsewhere would be a second one."""
+    running = begun(database, claimed(database, submit, "gone"), silent=1000)
+    with database.write() as session:
+        session.execute(update(Job).where(Job.id == running.id).values(backend="slurm"))
+    assert Sweep(host).run(set())["lost_jobs"] == 0
+    assert state(database, running) is JobState.RUNNING
+    with database.write() as session:
+        session.execute(update(Job).where(Job.id == running.id).values(stop_requested_at=now()))
+    assert Sweep(host).run(set())["lost_jobs"] == 1
+
+
 def test_a_job_that_never_began_on_a_silent_host_waits_for_another(host, database, submit):
     job = claimed(database, submit, "gone", silent=1000)
     assert Sweep(host).run(set())["lost_jobs"] == 1
