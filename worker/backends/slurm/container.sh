@@ -10,6 +10,7 @@ shift 4
 mounts=("${@:1:count}")
 shift "$count"
 if [ -d "${TMPDIR:-}" ]; then mounts+=("$TMPDIR:$TMPDIR"); fi
+cd / # the folder that this starts in would be mounted, too
 start='. /.gradient/environment && exec "$@"'
 
 if [ $# -gt 0 ]; then
@@ -35,7 +36,7 @@ if [ "${program##*/}" = srun ]; then
         --container-mount-home --no-container-entrypoint --no-container-remap-root /bin/sh -c "$start" sh "$@"
 fi
 
-options=(--no-privs --pwd /)
+options=(--no-privs)
 for mount in "${mounts[@]}"; do options+=(--bind "$mount"); done
 if [ -n "${SLURM_JOB_GPUS:-${CUDA_VISIBLE_DEVICES:-}}" ]; then
     if [ -e /dev/kfd ]; then options+=(--rocm); else options+=(--nv); fi
