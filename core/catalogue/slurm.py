@@ -44,12 +44,15 @@ class SlurmRequest(BaseModel):
         check_options(self.options)
         return self
 
+    def longest(self, seconds: float | None) -> float | None:
+        """Return how long a job may run that wants so long, at most as long as its machine type allows."""
+        return min(filter(None, (self.time_limit, seconds)), default=None)
+
     def sbatch_options(self, cpus: float | None, memory_mb: int | None, seconds: float | None) -> list[str]:
         """Return the options of a job. What it requests itself replaces the figures of its machine type.
 
-        `seconds`: how long it may run, its end included; None: as long as its machine type allows.
+        `seconds`: how long it may run, its end included; None: as long as the cluster lets it.
         """
-        seconds = min(filter(None, (self.time_limit, seconds)), default=None)
         values = {
             "partition": self.partition,
             "gres": self.gres,

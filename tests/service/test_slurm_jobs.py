@@ -220,3 +220,9 @@ def test_a_job_runs_in_its_container(jobs, client, image):
     assert (job["exitCode"], job["imageDigest"]) == (3, digest)
     assert jobs.log(job_id) == ["/paperspace", "/storage"]
     assert client.get(f"/jobs/{job_id}/artifacts/file/a.txt").text == "the image\n"
+
+
+def test_a_grace_period_as_long_as_the_clusters_limit_ends_no_job_at_once(jobs):
+    job_id = jobs.submit("sleep 40; echo done", stopGrace=3600)
+    assert jobs.reach(job_id, "Stopped", "Error", "Failed", "Cancelled")["exitCode"] == 0
+    assert jobs.log(job_id) == ["done"]

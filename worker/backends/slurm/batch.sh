@@ -20,7 +20,7 @@ signal_group() {
     for child in $(cat "/proc/$leader/task/$leader/children"); do kill -s "$1" -- "-$child"; done
 }
 stop() {
-    [ -e "$control/stopping" ] || { echo "Slurm's time limit" >"$control/slurm_limit"; echo asked >"$control/stopping"; }
+    [ -e "$control/stopping" ] || { echo "the Slurm cluster" >"$control/slurm_limit"; echo asked >"$control/stopping"; }
     if [ -z "$stopper" ]; then
         { node stop || signal_group TERM; } &
         stopper=$!

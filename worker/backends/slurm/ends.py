@@ -74,7 +74,7 @@ class EndedJobs:
 
     def _detail(self, job: SlurmJob, reason: str) -> str:
         if reason == "time_limit":
-            return "Slurm's"
+            return "the Slurm cluster"
         recorded = query_accounting(self._commands, job.id) if reason == "slurm_cancelled" else None
         where = f" on {job.nodes}" if job.nodes else ""
         by = f" by user {recorded.ended_by}" if recorded is not None and recorded.ended_by else ""

@@ -16,6 +16,7 @@ ENVIRONMENT_FILE = "environment"  # beside the control folder
 OUTPUT_FILE = "slurm_output"  # in the control folder: what the batch script itself says
 EXPORTED = "HOME,LOGNAME,SHELL,TERM,USER"  # variables that sbatch and srun pass on; the others are in the file
 _MARGIN_SECONDS = 120  # after time limit and grace period, until Slurm ends a job that we should have ended
+_MAX_NOTICE_SECONDS = 65_535  # of sbatch
 _FULL = ("MaxSubmit", "job submit limit", "MaxJobCount")
 _NOT_INHERITED = frozenset({"TMPDIR"})  # the node has its own
 
@@ -42,7 +43,8 @@ def write_environment(spec: LaunchSpec) -> None:
 def options(spec: LaunchSpec, request: SlurmRequest, further: Sequence[str]) -> list[str]:
     """Return the arguments of sbatch. Later options replace earlier ones; the last are those that nobody may change."""
     job, grace = spec.job_spec, spec.job_spec.stop_grace
-    seconds = None if job.time_limit is None else job.time_limit + grace + _MARGIN_SECONDS
+    seconds = request.longest(None if job.time_limit is None else job.time_limit + grace + _MARGIN_SECONDS)
+    notice = min(grace + 60, _MAX_NOTICE_SECONDS, *(() if seconds is None else (seconds // 2,)))
     batch = [str(BATCH), str(WRAPPER), str(spec.control), sys.executable, spec.job_id, str(spec.attempt), str(grace)]
     return [
         *further,
@@ -58,7 +60,7 @@ def options(spec: LaunchSpec, request: SlurmRequest, further: Sequence[str]) -> 
         f"--export={EXPORTED}",
         "--propagate=NONE",
         # Slurm's own limit, such as that of the partition: the job is asked to end before it.
-        f"--signal=B:USR1@{min(grace + 60, 65535)}",
+        f"--signal=B:USR1@{notice:.0f}",
         *batch,
     ]
 
