@@ -382,6 +382,32 @@ def test_a_service_killed_in_the_middle_of_a_delivery_delivers_again_with_the_sa
         deployment.stop()
 
 
+def test_several_api_processes_over_postgresql_send_each_message_once(tmp_path, postgres, receiver):
+    fast = {"GRADIENT_NOTIFICATIONS__ALLOWED": '["127.0.0.1"]', "service.notifications.sender._POLL_SECONDS": 0.05}
+    url = postgres.new_database()
+    deployment = Deployment(tmp_path / "home", GRADIENT_DATABASE__URL=url, GRADIENT_API__PROCESSES="3", **fast)
+    try:
+        deployment.migrate()
+        deployment.start_api()
+        deployment.start_worker(GRADIENT_WORKER__SLOTS="4")
+        save(deployment, receiver, "team", jobs=["mine", "all"])
+        jobs = [deployment.submit("true", notify=["team"]) for _ in range(12)]
+        array = deployment.request(
+            "POST", "/jobs", json={"machineType": "CPU", "command": "true", "array": "0-9", "notify": ["team"]}
+        ).json()["arrayId"]
+        receiver.wait_for(13)
+        for job in jobs:
+            deployment.wait_ended(job)
+        wait_until(
+            lambda: {one["state"] for one in delivered(deployment, "team")} == {"delivered"},
+            "all deliveries to be recorded",
+        )
+        subjects = [message["data"].get("job", message["data"].get("array"))["id"] for _, message in receiver.messages]
+        assert sorted(subjects) == sorted([*jobs, array])
+    finally:
+        deployment.stop()
+
+
 def test_a_lost_worker_and_a_missed_time_are_told(tmp_path, receiver):
     fast = {
         "GRADIENT_NOTIFICATIONS__ALLOWED": '["127.0.0.1"]',

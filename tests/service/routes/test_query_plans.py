@@ -34,8 +34,13 @@ LIMITED = re.compile(r"ORDER BY jobs\.seq DESC LIMIT|FROM \(SELECT jobs\.seq AS 
 """Reads from one end on, until a page is full, or as many jobs as are counted at most."""
 IN_ORDER = ("SCAN jobs", "SCAN jobs USING INDEX ix_jobs_project_id_kept")
 """Steps of such reads; the index has all that a count needs."""
-OF_LIVE_JOBS = ("INDEX ix_jobs_active", "INDEX ix_jobs_queue", "INDEX ix_jobs_waiting_pool")
-"""Partial indexes as long as the queue, not as the past."""
+OF_LIVE_JOBS = (
+    "INDEX ix_jobs_active",
+    "INDEX ix_jobs_queue",
+    "INDEX ix_jobs_waiting_pool",
+    "INDEX ix_events_to_notify",
+)
+"""Partial indexes as long as the queue, or what waits to be told, not as the past."""
 COUNTS_ALL = "SELECT jobs.project_id, count(*) AS jobs FROM jobs WHERE jobs.deleted_at IS NULL GROUP BY"
 """Numbers of jobs by project, which are kept for half a minute."""
 
