@@ -30,7 +30,7 @@ KEPT_DAYS = 30
 _JITTER = 0.2  # part of a wait that is added at random, so that messages do not come back together
 _MAX_RETRY_AFTER = 86_400
 _MAX_ANSWER = 500
-_BATCH = 500
+_BATCH = 100  # a transaction that writes more of them would keep others waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

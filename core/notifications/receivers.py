@@ -71,8 +71,9 @@ def put(
     if "worker.lost" in events and "all" not in settings["jobs"]:
         raise SpecInvalid("worker.lost is of no job. Give the receiver the events of all jobs.", field="jobs")
     kind, address = _describe_url(settings["url"])
-    subjects = dict(_subject(session, key_id, text) for text in settings["jobs"])
     receiver = session.get(Receiver, name, with_for_update=True)
+    owner = key_id if receiver is None else receiver.submitted_by
+    subjects = dict(_subject(session, owner, text) for text in settings["jobs"])
     created = receiver is None
     secret = _choose_secret(vault, receiver, kind, settings["secret"])
     if receiver is None:
@@ -81,7 +82,8 @@ def put(
     receiver.kind, receiver.address, receiver.events = kind, address, events
     opened = json.dumps({"url": settings["url"], "secret": secret})
     receiver.sealed = vault.encrypt(receiver_purpose(name), opened)
-    receiver.quiet_seconds, receiver.quiet_until, receiver.disabled = settings["quiet_seconds"], None, None
+    receiver.quiet_seconds, receiver.disabled = settings["quiet_seconds"], None
+    receiver.quiet_until = now()  # what is held is sent
     receiver.updated_at = now()
     record_change(session, "receiver_set", name)
     session.flush()

@@ -22,6 +22,7 @@ from werkzeug import Response
 
 import gradient_jobs
 from core.notifications.apprise_address import SCHEMES
+from core.notifications.webhook import sign
 
 SCALE = 3000  # times as fast as the clock
 PRIVATE = (
@@ -406,6 +407,26 @@ def test_several_api_processes_over_postgresql_send_each_message_once(tmp_path, 
         assert sorted(subjects) == sorted([*jobs, array])
     finally:
         deployment.stop()
+
+
+def test_what_is_held_is_sent_when_its_receiver_is_saved_again(service, receiver):
+    service.request("POST", "/projects", json={"name": "held"})
+    save(service, receiver, "held", jobs=["project:held"], quietSeconds=3600)
+    jobs = []
+    for count in range(3):
+        jobs.append(service.submit("true", project="held"))
+        service.wait_ended(jobs[-1])
+        wait_until(lambda: len(delivered(service, "held")) == count + 1, "the message")  # noqa: B023 - called at once
+    assert Counter(one["state"] for one in delivered(service, "held")) == {"delivered": 1, "held": 2}
+    save(service, receiver, "held", jobs=["project:held"])
+    _, digest = receiver.wait_for(2)[1]
+    assert [message["data"]["job"]["id"] for message in digest["data"]["messages"]] == jobs[1:]
+
+
+def test_signatures_are_those_of_the_specification():
+    secret, message_id = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek"
+    signature = sign(secret, message_id, 1614265330, b'{"test": 2432232314}')
+    assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
 def test_a_lost_worker_and_a_missed_time_are_told(tmp_path, receiver):
