@@ -1,23 +1,17 @@
 """Receivers outside the service, as servers that check what they are sent: by the CLI, over HTTP and by the SDK."""
 
-import base64
-import email.policy
-import hashlib
-import hmac
 import json
 import signal
 import sqlite3
 import threading
-import time
 from collections import Counter
-from email.message import EmailMessage
 
 import apprise
 import pytest
 from aiosmtpd.controller import Controller
-from pytest_httpserver import HTTPServer
 from support.deployment import Deployment, wait_until
 from support.free_port import free_port
+from support.servers.receivers import Mailbox, Receiver
 from werkzeug import Response
 
 import gradient_jobs
@@ -30,39 +24,6 @@ PRIVATE = (
     *("ntfy://127.0.0.1/topic", "mailto://example.org/?smtp=127.0.0.1&from=a@b.org&to=c@d.org"),
 )
 RETRIES = tuple(seconds / SCALE for seconds in (5, 300, 1800, 7200, 18_000, 36_000))
-
-
-class Receiver:
-    """A server that takes messages, checks their signatures, and answers as it is told."""
-
-    def __init__(self) -> None:
-        self.server = HTTPServer(host="127.0.0.1", threaded=True)
-        self.secret = ""
-        self.messages: list[tuple[str, dict]] = []
-        self.answer = lambda: Response("taken", 200)
-        self.server.expect_request("/hook", method="POST").respond_with_handler(self._take)
-        self.server.start()
-
-    @property
-    def url(self) -> str:
-        return self.server.url_for("/hook")
-
-    def _take(self, request) -> Response:
-        headers = request.headers
-        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + request.data
-        key = base64.b64decode(self.secret.removeprefix("whsec_"))
-        wanted = base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
-        assert headers["webhook-signature"] == f"v1,{wanted}"
-        assert abs(time.time() - int(headers["webhook-timestamp"])) < 60
-        self.messages.append((headers["webhook-id"], json.loads(request.data)))
-        return self.answer()
-
-    def types(self) -> Counter[str]:
-        return Counter(message["type"] for _, message in self.messages)
-
-    def wait_for(self, count: int) -> list[tuple[str, dict]]:
-        wait_until(lambda: len(self.messages) >= count, f"{count} messages, of {self.messages}")
-        return self.messages
 
 
 @pytest.fixture
@@ -257,21 +218,6 @@ def test_a_quiet_time_makes_one_digest_of_what_came_meanwhile(service, receiver)
     assert sorted(inside) == sorted(jobs[1:])
     assert len(digest["data"]["summary"].splitlines()) == 4
     assert Counter(one["state"] for one in delivered(service, "calm")) == {"delivered": 2, "digested": 3}
-
-
-class Mailbox:
-    """An SMTP server that keeps what it is sent."""
-
-    def __init__(self) -> None:
-        self.mails: list[EmailMessage] = []
-        self.refuses = True
-
-    async def handle_DATA(self, _server, _session, envelope) -> str:  # noqa: N802 - aiosmtpd's name
-        if self.refuses:
-            self.refuses = False
-            return "451 Try again later"
-        self.mails.append(email.message_from_bytes(envelope.content, policy=email.policy.default))
-        return "250 Message accepted"
 
 
 def test_mail_is_sent_by_apprise_and_tried_again(service):
