@@ -125,7 +125,7 @@ def test_the_nodes_of_a_slice_are_shown_as_those_of_a_job_over_several_hosts(ser
 
 @pytest.mark.slow  # worker/backends/tpu/test_vm.py loses one
 def test_a_host_that_is_lost_is_named(simulator, storage, tmp_path):
-    with served(simulator, storage, tmp_path, **{"worker.backends.tpu.times.UNHEALTHY_SECONDS": 6}) as service:
+    with served(simulator, storage, tmp_path, **{"worker.backends.tpu.times.VM_SILENT_SECONDS": 6}) as service:
         job_id = submit(service, SUSPENDED)
         wait_until_up(service, job_id)
         (node,) = simulator.cloud.remaining_resources()[0]

@@ -9,7 +9,9 @@ API_RETRY_SECONDS = 600.0
 GRANT_SECONDS = 150.0
 """For a permission that is refused: Google may take two minutes to apply a grant. Nothing is billed meanwhile."""
 UNHEALTHY_SECONDS = 120.0
-"""For a TPU that is unhealthy, in repair or silent, and billed: long enough for a restart."""
+"""For a TPU that is unhealthy or in repair, and billed: long enough for a restart."""
+VM_SILENT_SECONDS = 900.0
+"""For the reports of a VM that runs its job, while Google calls it healthy: longer than most outages of a network."""
 PROBE_SECONDS = 300.0
 """From READY to an open port or a VM's first report, the installation of TensorFlow included."""
 VM_POLL_SECONDS = 2.0

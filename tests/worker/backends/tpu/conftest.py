@@ -118,7 +118,13 @@ def relay():
 
 @pytest.fixture
 def vms(relay):
-    times = {"vm_poll_seconds": 0.01, "poll_seconds": 0.01, "probe_seconds": 0.1, "unhealthy_seconds": 0.1}
+    times = {
+        "vm_poll_seconds": 0.01,
+        "poll_seconds": 0.01,
+        "probe_seconds": 0.1,
+        "unhealthy_seconds": 0.1,
+        "vm_silent_seconds": 0.1,
+    }
     settings = Settings(tpu=with_times(times))
     bucket = SimpleNamespace(mailbox=lambda _job, _attempt: relay, renew_token=lambda _job, _attempt: None)
     client = VmClient(lambda _region: bucket, settings)

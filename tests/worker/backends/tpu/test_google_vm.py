@@ -84,7 +84,7 @@ def test_a_generation_has_its_type_runtime_and_zone(make_vm_harness, google, nam
 def test_a_kill_does_not_cut_an_upload_off_that_takes_long(make_vm_harness, google):
     """Nor is it a silence; test_large_artifact.py shows that of one without a kill."""
     google.storage.faults.slow(8.0, method="UPLOAD", path="/model/big")
-    place = make_vm_harness(unhealthy_seconds=4.0, vm_poll_seconds=0.4)
+    place = make_vm_harness(vm_silent_seconds=4.0, vm_poll_seconds=0.4)
     spec = place.spec('echo up; echo x >"$GRADIENT_ARTIFACTS_DIR/big"')
     began = time.monotonic()
     handle = place.launch(spec)

@@ -82,7 +82,7 @@ def upload(monkeypatch):
 
 def test_a_large_artifact_is_no_silence(make_google_harness, google, upload):
     place = make_google_harness(
-        "TPU v5e", placement="vm", vm_poll_seconds=0.2, probe_seconds=60.0, unhealthy_seconds=SILENCE
+        "TPU v5e", placement="vm", vm_poll_seconds=0.2, probe_seconds=60.0, vm_silent_seconds=SILENCE
     )
     spec = place.spec(COMMAND, env={"SIZE": str(SIZE)}, stop_grace=30)
     handle = place.launch(spec)

@@ -58,7 +58,7 @@ def test_a_runner_that_is_killed_continues(make_google_harness, google, tmp_path
     }
     for method, path in (("GET", "workspace.tar.gz"), ("UPLOAD", "model/model"), ("UPLOAD", "/left")):
         google.storage.faults.slow(1.0, method=method, path=path)
-    place = make_google_harness("TPU v5e", **ON_VM, unhealthy_seconds=60.0)
+    place = make_google_harness("TPU v5e", **ON_VM, vm_silent_seconds=60.0)
     runs = tmp_path / "runs"
     spec = place.spec(f"echo run >>{runs}; {COUNT}")
     with ThreadPoolExecutor(1) as pool:
@@ -75,10 +75,10 @@ def test_a_runner_that_is_killed_continues(make_google_harness, google, tmp_path
     assert google.cloud.remaining_resources() == NO_RESOURCES
 
 
-@pytest.mark.parametrize("unhealthy", [60.0, 1.0])
-def test_a_vm_that_loses_its_link_to_the_bucket_for_a_while(make_google_harness, google, tmp_path, unhealthy):
+@pytest.mark.parametrize("silent", [60.0, 1.0])
+def test_a_vm_that_loses_its_link_to_the_bucket_for_a_while(make_google_harness, google, tmp_path, silent):
     """The job runs on, and all is sent later, unless the VM counts as lost by then: that ends the job."""
-    place = make_google_harness("TPU v5e", **ON_VM, unhealthy_seconds=unhealthy)
+    place = make_google_harness("TPU v5e", **ON_VM, vm_silent_seconds=silent)
     runs = tmp_path / "runs"
     spec = place.spec(f"echo run >>{runs}; {COUNT}", stop_grace=1)
     handle = place.launch(spec)
@@ -88,7 +88,7 @@ def test_a_vm_that_loses_its_link_to_the_bucket_for_a_while(make_google_harness,
     while (exit_ := place.backend.ended(handle)) is None and time.monotonic() < until:
         time.sleep(0.05)
     google.storage.faults.clear_faults()
-    if unhealthy > 4:
+    if silent > 4:
         assert exit_ is None
         expect_one_whole_run(place, spec, handle, runs)
     else:

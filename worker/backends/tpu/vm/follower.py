@@ -74,7 +74,7 @@ class Host:
 
     @property
     def silent(self) -> bool:
-        return self.silence >= times.UNHEALTHY_SECONDS + 2 * REPORT_STEPS * times.VM_POLL_SECONDS
+        return self.silence >= times.VM_SILENT_SECONDS + 2 * REPORT_STEPS * times.VM_POLL_SECONDS
 
     @property
     def progress(self) -> int:
