@@ -87,6 +87,15 @@ def test_the_form_of_a_clone_gives_none_and_names_each(anonymous_client, submit_
     assert "the hidden values of" in page.text
 
 
+def test_receivers_of_notifications_stay_with_their_owner(client, bob):
+    client.put("/notifications/team", json={"url": "https://example.org"})
+    job_id = client.post("/jobs", json=make_job_body(notify=["team:job.failed"])).json()["id"]
+    assert client.post(f"/jobs/{job_id}/clone").json()["notify"] == ["team:job.failed"]
+    made = clone(client, bob[1], job_id)
+    assert made["notify"] == []
+    assert "its receivers of notifications (team:job.failed)" in " ".join(made["notes"])
+
+
 @pytest.mark.parametrize("way", ["clone", "form"])
 def test_the_login_for_a_git_server_stays_with_its_owner(client, submit_form, bob, job_environment, way):
     with_login = REPOSITORY.replace("://", "://alice:git-password@")
