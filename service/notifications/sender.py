@@ -7,14 +7,17 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
+from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 
+from core.db.models.jobs import Event
 from core.errors import SecretUnreadable, StoreUnavailable
 from core.jobs.templates.sweeps import sweeps
 from core.notifications import apprise_address, deliveries, receivers, webhook
-from core.notifications.deliveries import Answer, Claimed
+from core.notifications.deliveries import Answer, Claimed, Notice
 from core.security.encryption import Vault
 from core.system.failpoints import failpoint
 from service.app_state import AppState
@@ -127,7 +130,7 @@ def collect(app_state: AppState) -> int:
     """Write the messages of the events and sweeps that are marked; return their number."""
     with app_state.database.read() as session:
         events = deliveries.marked_events(session)
-        notices = list(notices_of(session, app_state, events)) if events else []
+        notices = _make_notices(session, app_state, events) if events else []
         ended = [(sweep, of_sweep(session, app_state, sweep)) for sweep in sweeps.marked(session)]
     for sweep, notice in ended:
         if notice is not None:
@@ -142,6 +145,19 @@ def collect(app_state: AppState) -> int:
                 deliveries.send(session, notice)
             deliveries.unfollow(session, ended_subjects(notices))
     return len(events)
+
+
+def _make_notices(session: Session, app_state: AppState, events: Sequence[Event]) -> list[Notice]:
+    """Return the messages of events; one that no message can be made of must not hold up the others."""
+    try:
+        return list(notices_of(session, app_state, events))
+    except StoreUnavailable:
+        raise
+    except Exception:
+        if len(events) == 1:
+            logger.exception("notification_not_made", extra={"job_id": events[0].job_id})
+            return []
+    return [notice for event in events for notice in _make_notices(session, app_state, [event])]
 
 
 def collect_lost_workers(app_state: AppState) -> None:
