@@ -55,11 +55,10 @@ class Sender:
 
     def _next(self) -> list[Claimed]:
         try:
-            collect(self._app_state)
+            may_be_due = collect(self._app_state)
             self._keep_house()
-            with self._app_state.database.read() as session:
-                if not deliveries.has_due(session):
-                    return []
+            if not may_be_due:
+                return []
             with self._app_state.database.write() as session:
                 deliveries.digest(session)
                 return list(deliveries.claim(session, self._busy))
@@ -126,9 +125,10 @@ class Sender:
             pass  # the claim ends, and the message is sent again
 
 
-def collect(app_state: AppState) -> int:
-    """Write the messages of the events and sweeps that are marked; return their number."""
+def collect(app_state: AppState) -> bool:
+    """Write the messages of the events and sweeps that are marked; return whether there may be something to send."""
     with app_state.database.read() as session:
+        may_be_due = deliveries.has_due(session)
         events = deliveries.marked_events(session)
         notices = _make_notices(session, app_state, events) if events else []
         ended = [(sweep, of_sweep(session, app_state, sweep)) for sweep in sweeps.marked(session)]
@@ -138,13 +138,13 @@ def collect(app_state: AppState) -> int:
                 if sweeps.unmark(session, sweep):
                     deliveries.send(session, notice)
     if not events:
-        return 0
+        return may_be_due or bool(ended)
     with app_state.database.write() as session:
         if deliveries.unmark(session, [event.id for event in events]):
             for notice in notices:
                 deliveries.send(session, notice)
             deliveries.unfollow(session, ended_subjects(notices))
-    return len(events)
+    return True
 
 
 def _make_notices(session: Session, app_state: AppState, events: Sequence[Event]) -> list[Notice]:

@@ -97,8 +97,8 @@ PROJECT = (
     '[build-system]\nrequires = []\nbuild-backend = "evil"\nbackend-path = ["."]\n'
 )
 PLANTED = 200
-SPOILT = "Could not acquire lock"
-"""An error of a build that was started again with its worker, after it had planted something in its own downloads."""
+SPOILT = "Could not acquire lock|Failed to initialize cache"
+"""Errors of a build that was started again with its worker, after it had planted something in its own downloads."""
 INSIDE = [
     pytest.param((), id="worker-as-it-is"),
     pytest.param(ORDINARY, id="worker-of-another-user"),

@@ -10,7 +10,8 @@ from support.servers.private_docker_engine import SHELL_IMAGE
 RING = """\
 port_of() { echo "$TF_CONFIG" | tr '"' '\\n' | sed -n 's/^127.0.0.1:\\([0-9]*\\)$/\\1/p' | sed -n "$(($1 + 1))p"; }
 nc -l -p "$(port_of $RANK)" >heard &
-until echo $RANK | nc $MASTER_ADDR "$(port_of $((($RANK + 1) % $WORLD_SIZE)))" 2>/dev/null; do sleep 0.1; done
+echo $RANK >own
+until nc $MASTER_ADDR "$(port_of $((($RANK + 1) % $WORLD_SIZE)))" <own 2>/dev/null; do sleep 0.1; done
 wait
 echo "after rank $(cat heard)"
 """

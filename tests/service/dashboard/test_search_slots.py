@@ -89,4 +89,4 @@ def test_lists_without_a_short_end_hold_a_slot():
         if route.name.startswith("list_") and "{" not in route.path
         if not slots & {one.dependency for one in route.dependencies}
     }
-    assert without == {"/images", "/keys", "/machine-types", "/registries", "/secrets"}
+    assert without == {"/images", "/keys", "/machine-types", "/notifications", "/registries", "/secrets"}

@@ -75,7 +75,8 @@ def test_many_followers_cost_as_many_queries_as_one(stores, job_id, worker, monk
         await wait_for(lambda: all(b"event: phase" in client.text for client in clients))
         await wait_for(lambda: len(queries) >= 3)
         assert len(stores.streams.feeds) == 1
-        assert len(queries) <= 1 + time.monotonic() - began
+        # As often, the messages to send are looked for.
+        assert len(queries) <= 2 + 2 * (time.monotonic() - began)
         await leave(clients)
 
     asyncio.run(follow())
