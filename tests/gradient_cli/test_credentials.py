@@ -40,7 +40,9 @@ def test_a_secret_that_is_typed_is_not_seen(cli, server):
     master, slave = pty.openpty()
     with cli.start("secrets", "set", "wandb", stdin=slave, start_new_session=True) as process:
         os.close(slave)
-        assert select.select([process.stderr], [], [], 30)[0]
+        waiting = select.poll()  # `select` takes no descriptor above 1,023
+        waiting.register(process.stderr, select.POLLIN)
+        assert waiting.poll(30_000)
         assert os.read(process.stderr.fileno(), 100) == b"Value of wandb: "
         os.write(master, f"{VALUE}\n".encode())
         out, err = process.communicate(timeout=30)
