@@ -7,6 +7,7 @@ from support.deployment import wait_until
 from support.live_service import make_job_body
 from support.servers.image_registry import Registry
 from support.servers.private_docker_engine import build_layer, list_busybox_commands, read_busybox
+from support.slurm_cluster import CLUSTER_TYPE
 
 from core.notify.wakeup_file import WakeupFile
 from core.settings.slurm import SlurmSettings
@@ -16,30 +17,19 @@ from worker.supervisor import Supervisor
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-TYPES = """
-[cluster]
-backend = "slurm"
-kind = "cpu"
-accelerator = "4 CPUs"
-count = 1
-replicas = 1
-memory_gb = 4
-memory_bandwidth_gb_per_s = 20
-tflops = { fp32 = 0.1 }
-price_per_hour = 0
-price_source = "not set"
-spec_source = "sinfo"
-slurm = { partition = "main", cpus = 1, time_limit = 3600 }
-"""
-PAIR = TYPES.replace("[cluster]", "[pair]").replace('kind = "cpu"', 'kind = "gpu"').replace("count = 1", "count = 2")
+PAIR = (
+    CLUSTER_TYPE.replace("[cluster]", "[pair]")
+    .replace('kind = "cpu"', 'kind = "gpu"')
+    .replace("count = 1", "count = 2")
+)
 PAIR = PAIR.replace('partition = "main",', 'partition = "main", gres = "gpu:a100:2",')
-OTHER = TYPES.replace("[cluster]", "[nowhere]").replace("main", "nowhere")
+OTHER = CLUSTER_TYPE.replace("[cluster]", "[nowhere]").replace("main", "nowhere")
 
 
 @pytest.fixture
 def settings(settings, tmp_path, slurm):  # noqa: ARG001 - where they lead
     file = tmp_path / "machines.toml"
-    file.write_text(TYPES + PAIR + OTHER)
+    file.write_text(CLUSTER_TYPE + PAIR + OTHER)
     return settings.model_copy(
         update={
             "machines": MachineSettings(file=file),

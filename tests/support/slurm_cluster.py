@@ -53,7 +53,23 @@ REQUIREMENTS = {
     "apptainer": (lambda: shutil.which("apptainer"), "Apptainer is not installed (apptainer.org has packages)"),
     "ssh_server": (find_sshd, "OpenSSH's server is not installed (apt-get install openssh-server)"),
 }
-"""What tests of Slurm need, as in `tests/conftest.py`."""
+"""Requirements of tests of Slurm, as in `tests/conftest.py`."""
+CLUSTER_TYPE = """
+[cluster]
+backend = "slurm"
+kind = "cpu"
+accelerator = "4 CPUs"
+count = 1
+replicas = 1
+memory_gb = 4
+memory_bandwidth_gb_per_s = 20
+tflops = { fp32 = 0.1 }
+price_per_hour = 0
+price_source = "not set"
+spec_source = "sinfo"
+slurm = { partition = "main", cpus = 1, time_limit = 3600 }
+"""
+"""A machine type of the cluster, for a file of machine types."""
 
 
 class SlurmCluster:

@@ -61,7 +61,7 @@ class NotificationDelivery(Base):
     """The next try; while one is made, the time after which it counts as lost. None: there is none."""
     failures: Mapped[int] = mapped_column(default=0)  # tries that failed since it was written or replayed
     tries: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
-    """What came back: `at`, `status` (of HTTP, or null), `answer`, `seconds`."""
+    """The answers, in order: `at`, `status` (of HTTP, or null), `answer`, `seconds`."""
 
     __table_args__ = (
         Index("uq_notification_deliveries_event", "receiver", "event_key", unique=True),

@@ -2,6 +2,7 @@
 
 import pytest
 from support.live_service import make_job_body
+from support.slurm_cluster import CLUSTER_TYPE
 
 from core.catalogue.backends import containers_offer
 from core.jobs.scheduling import workers
@@ -9,27 +10,11 @@ from core.jobs.scheduling.claims import WorkerOffer
 from core.settings.slurm import SlurmSettings
 from core.settings.worker import MachineSettings
 
-TYPE = """
-[cluster]
-backend = "slurm"
-kind = "cpu"
-accelerator = "4 CPUs"
-count = 1
-replicas = 1
-memory_gb = 4
-memory_bandwidth_gb_per_s = 20
-tflops = { fp32 = 0.1 }
-price_per_hour = 0
-price_source = "not set"
-spec_source = "sinfo"
-slurm = { time_limit = 3600 }
-"""
-
 
 @pytest.fixture
 def settings(settings, tmp_path):
     file = tmp_path / "machines.toml"
-    file.write_text(TYPE)
+    file.write_text(CLUSTER_TYPE)
     return settings.model_copy(update={"machines": MachineSettings(file=file), "slurm": SlurmSettings(enabled=True)})
 
 

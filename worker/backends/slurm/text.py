@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 SQUEUE_FORMAT = "%i|%T|%j|%S|%N|%P|%r|%k"
-"""What `parse_squeue` reads: the comment is last, as it may contain anything."""
+"""Format of the text for `parse_squeue`: the comment is last, as it may contain anything."""
 SACCT_FORMAT = "JobID,State,ExitCode,Start,NodeList,Partition,JobName"
-"""What `parse_sacct` reads, after `--noheader --parsable2 --allocations`."""
+"""Fields of the text for `parse_sacct`, after `--noheader --parsable2 --allocations`."""
 
 _SQUEUE_FIELDS = SQUEUE_FORMAT.count("|") + 1
 _SACCT_FIELDS = SACCT_FORMAT.count(",") + 1

@@ -11,6 +11,7 @@ from support.backend_harness import BackendHarness
 from support.servers.image_registry import Registry
 from support.servers.private_docker_engine import build_layer, list_busybox_commands, read_busybox
 from support.servers.private_registry import IMAGE_NAME, IMAGE_TAG, PrivateRegistryServer
+from support.slurm_cluster import CLUSTER_TYPE
 
 from core.catalogue.registry_hosts import RegistryCredentials
 from core.settings.slurm import SlurmSettings
@@ -21,21 +22,6 @@ from worker.runner.streams import ExecRequest, Terminal
 
 pytestmark = pytest.mark.integration
 
-TYPE = """
-[cluster]
-backend = "slurm"
-kind = "cpu"
-accelerator = "4 CPUs"
-count = 1
-replicas = 1
-memory_gb = 4
-memory_bandwidth_gb_per_s = 20
-tflops = { fp32 = 0.1 }
-price_per_hour = 0
-price_source = "not set"
-spec_source = "sinfo"
-slurm = { partition = "main", cpus = 1, time_limit = 3600 }
-"""
 PASSWORD = "canary of alice"
 NODE_WITHOUT_FUSE = """#!/bin/sh
 case $1 in
@@ -75,7 +61,7 @@ def make_place(tmp_path, slurm):  # noqa: ARG001 - where its jobs run
 
     def make(**settings):
         file = tmp_path / "machines.toml"
-        file.write_text(TYPE)
+        file.write_text(CLUSTER_TYPE)
         slurm = SlurmSettings(enabled=True, **settings)
         home = tmp_path / "home"
         places.append(
