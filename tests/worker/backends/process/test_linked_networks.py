@@ -1,6 +1,7 @@
 """The networks that a worker that is root links with its host, with real packets; only root can make them."""
 
 import errno
+import gc
 import os
 import socket
 import subprocess
@@ -183,6 +184,24 @@ def test_an_interface_ends_with_its_network():
     assert socket.if_nametoindex(name)
     network.close()
     wait_until(lambda: name not in {one for _, one in socket.if_nameindex()}, "its interface to be gone")
+
+
+def test_the_networks_of_a_worker_that_has_ended_are_closed():
+    def count():
+        targets = (path.readlink().name for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
+        return sum(target.startswith("net:") for target in targets)
+
+    def use_networks():
+        networks = LinkedNetworks(lambda _: [])
+        for name in ("lent", "unused"):
+            networks.start(lambda: None, name)
+        networks.give_back("unused", ended=True)
+        wait_until(lambda: all(network.done() for network in networks._ready), "the networks made ahead")
+        assert count() > before + 2
+
+    before = count()
+    use_networks()
+    wait_until(lambda: (gc.collect(), count())[1] == before, "its networks to be closed")
 
 
 def test_what_the_kernel_refuses_is_reported_and_the_thread_returns_to_its_own_network():

@@ -3,8 +3,9 @@ import os
 import random
 import socket
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network
@@ -86,6 +87,7 @@ class LinkedNetworks(FilteredNetworks):
         self._unused: deque[_Lent] = deque()
         self._maker = ThreadPoolExecutor(1, thread_name_prefix="networks")
         self._checked_at = -math.inf
+        weakref.finalize(self, _close_all, self._ready, self._lent, self._unused).atexit = False
 
     def resolvers(self) -> list[str]:
         return [server for server in resolvers() if ":" not in server]
@@ -144,6 +146,12 @@ class LinkedNetworks(FilteredNetworks):
         with self._lock:
             missing = _KEPT_READY - len(self._ready) if len(self._ready) < _LEAST_READY else 0
             self._ready += [self._maker.submit(self.make) for _ in range(missing)]
+
+
+def _close_all(ready: Iterable[Future[Network]], lent: Mapping[str, _Lent], unused: Iterable[_Lent]) -> None:
+    made = [future.result() for future in ready if future.done() and future.exception() is None]
+    for network in [*made, *(over.network for over in [*lent.values(), *unused])]:
+        network.close()
 
 
 def set_firewall() -> None:
