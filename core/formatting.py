@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 
 MIB = 1024**2
@@ -73,6 +74,12 @@ def format_cost(dollars: float, gpu_hours: float = 0.0, machine_type: str = "") 
     hours = f"{gpu_hours:,.2f}".rstrip("0").rstrip(".") if gpu_hours >= _LEAST_GPU_HOURS else f"<{_LEAST_GPU_HOURS}"
     unit = "GPU hour" if hours == "1" else "GPU hours"
     return f"{hours} {unit} ({machine_type})" if machine_type else f"{hours} {unit}"
+
+
+def format_amounts(dollars: float, gpu_hours: Mapping[str, float]) -> list[str]:
+    """Format the cost of several jobs: dollars, and by type what machines without a price took of GPUs."""
+    amounts = [format_cost(0.0, hours, machine_type) for machine_type, hours in sorted(gpu_hours.items())]
+    return [format_dollars(dollars), *amounts] if dollars or not amounts else amounts
 
 
 def format_price(amount: float) -> str:

@@ -53,11 +53,11 @@ def gpu_hours(dialect: str, job: type[Job] = Job) -> ColumnElement[float]:
     return duration(dialect, job) * job.gpu_count / 3600.0
 
 
-def cost_since(dialect: str, since: datetime) -> ColumnElement[float]:
-    """Return the price of the part of a job's running time after `since`, US dollars."""
+def hours_since(dialect: str, since: datetime) -> ColumnElement[float]:
+    """Return the part of a job's running time after `since`, hours."""
     start = case((Job.started_at < since, literal(since, UtcDateTime())), else_=Job.started_at)
     seconds: ColumnElement[float] = case((start < _UNTIL, _seconds(dialect, start, _UNTIL)), else_=0.0)
-    return seconds * Job.price_per_hour / 3600.0
+    return seconds / 3600.0
 
 
 def parse_order(session: Session, text: str, *, folded: bool = False) -> Ordering | None:

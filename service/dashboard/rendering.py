@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 
 from core.db.models.metrics import to_json
 from core.formatting import (
+    format_amounts,
     format_bytes,
     format_cost,
     format_dollars,
@@ -37,7 +38,7 @@ PAGE_HEADERS = {
 NO_VALUE = "\N{EN DASH}"  # shown in place of a missing value
 
 _REORDERING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_CONSTANTS = {"modules": MODULES, "CANNOT_START": CANNOT_START}
+_CONSTANTS = {"modules": MODULES, "CANNOT_START": CANNOT_START, "asset_url": asset_url, "query_term": quote_term}
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 
 
@@ -173,6 +174,7 @@ def _create_environment() -> Environment:
     )
     filters = [
         exact,
+        format_amounts,
         format_bytes,
         format_cost,
         format_dollars,
@@ -190,12 +192,10 @@ def _create_environment() -> Environment:
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= _CONSTANTS | {
         "server_time": lambda: iso_time(datetime.now(UTC)),
-        "asset_url": asset_url,
         "artifact_url": artifact_url,
         "job_url": job_url,
         "jobs_url": jobs_url,
         "lines_url": lines_url,
-        "query_term": quote_term,
         "new_job_url": new_job_url,
         "project_url": project_url,
         "settings_url": settings_url,

@@ -19,16 +19,21 @@ def after_midnight(hours):
 
 
 @pytest.fixture
-def cost_at(database, monkeypatch):
-    """A function that returns the cost at a time, in hours after midnight."""
+def spent_at(database, monkeypatch):
+    """A function that returns what was spent up to a time, in hours after midnight."""
     cost = CostToday()
 
     def get(hours):
         monkeypatch.setattr(cost_today, "now", lambda: literal(after_midnight(hours), UtcDateTime()))
         with database.read() as session:
-            return pytest.approx(cost.get(session), abs=1e-6)
+            return cost.get(session)
 
     return get
+
+
+@pytest.fixture
+def cost_at(spent_at):
+    return lambda hours: pytest.approx(spent_at(hours).dollars, abs=1e-6)
 
 
 @pytest.fixture
@@ -53,6 +58,19 @@ def test_the_part_of_each_run_since_midnight_costs(cost_at, add_job):
     add_job(9, 9.5)
     assert cost_at(12) == 1.75
     assert cost_at(24 + 9) == 0, "the next day"
+
+
+def test_free_machines_cost_their_gpu_hours(database, spent_at, add_job):
+    for started, machine_type, gpus in ((-1, "A100", 2), (8, "A100", 4), (8, "H100", 1), (8, "cpu", 0)):
+        job = add_job(started, started + 2)
+        with database.write() as session:
+            row = update(Job).where(Job.seq == job.seq)
+            session.execute(row.values(price_per_hour=0.0, machine_type=machine_type, gpu_count=gpus))
+    add_job(8, 9)
+    for hour in (10.1, 12):
+        spent = spent_at(hour)
+        assert spent.dollars == pytest.approx(1)
+        assert spent.gpu_hours == pytest.approx({"A100": 2 + 8, "H100": 2})
 
 
 def test_a_job_that_ended_long_ago_is_read_once(database, cost_at, add_job):
