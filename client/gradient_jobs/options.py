@@ -52,6 +52,8 @@ class JobOptions(TypedDict, total=False):
     groups: Sequence[str]
     time_limit: str | int
     stop_grace: str | int
+    stop_signal: str
+    warn_before: str | int
     max_attempts: int
     priority: int
     capacity: str

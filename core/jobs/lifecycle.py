@@ -34,7 +34,7 @@ from core.jobs.guarded_updates import (
 )
 from core.jobs.reasons import INFRASTRUCTURE_FAULTS, REASONS, Reason
 from core.jobs.scheduling import dependencies, nodes
-from core.jobs.spec.job_spec import check_tags
+from core.jobs.spec.labels import check_tags
 from core.jobs.states import OWNED, JobState
 from core.security.actor import acting_key
 

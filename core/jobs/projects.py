@@ -14,7 +14,8 @@ from core.formatting import MIB
 from core.ids import new_id
 from core.jobs import lifecycle, queries
 from core.jobs.guarded_updates import insert_ignore
-from core.jobs.spec.job_spec import MAX_NAME, check_label, check_tags
+from core.jobs.spec.job_spec import MAX_NAME
+from core.jobs.spec.labels import check_label, check_tags
 from core.jobs.states import JobState
 from core.jobs.templates import templates
 from core.security.actor import record_change

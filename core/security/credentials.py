@@ -19,7 +19,8 @@ from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
 from core.errors import CredentialNotFound, SecretUnreadable, SpecInvalid
 from core.jobs.guarded_updates import insert_ignore
-from core.jobs.spec.job_spec import SECRET_NAME, JobSpec, check_label
+from core.jobs.spec.job_spec import SECRET_NAME, JobSpec
+from core.jobs.spec.labels import check_label
 from core.security.actor import record_change
 from core.security.encryption import Vault
 

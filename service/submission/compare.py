@@ -135,7 +135,9 @@ def _limit_cost(spec: JobSpec, machine: MachineType, cost: float) -> JobSpec:
             field="maxJobCost",
         )
     limit = min(spec.time_limit or MAX_TIME_LIMIT, seconds - grace)
-    return replace(spec, time_limit=limit, stop_grace=grace)
+    warning = spec.warning()
+    warn_before = spec.warn_before if warning is not None and warning.seconds < limit else None
+    return replace(spec, time_limit=limit, stop_grace=grace, warn_before=warn_before)
 
 
 def _new_comparison(

@@ -8,7 +8,8 @@ from core.errors import SpecInvalid
 from core.jobs import projects, queries
 from core.jobs.spec.container_options import is_in_workspace
 from core.jobs.spec.data_disks import parse_data_disks, zones_of_disks
-from core.jobs.spec.job_spec import MAX_NAME, JobSpec, check_label, split_login
+from core.jobs.spec.job_spec import MAX_NAME, JobSpec, split_login
+from core.jobs.spec.labels import check_label
 from core.jobs.spec.ports import check_not_reserved
 from core.notifications import receivers
 from core.security import credentials

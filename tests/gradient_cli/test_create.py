@@ -82,7 +82,7 @@ def test_every_field_goes_out_as_the_server_names_it(cli, server, protocol):
         "--projectId", "pr1", "--envVars", "A=1", "--envVars", '{"B": 2, "C": true}', "--env-vars", "TOKEN",
         "--timeLimit", "1h30m", "--stop-grace", "90", "--maxAttempts", "3", "--priority", "70", "--tag", "x",
         "--tag", "y", "--cpus", "2", "--memoryMb", "512", "--sharedMemMb", "256", "--workingDirectory", "src",
-        "--user", "1000:100", "--python", "3.12", "--json",
+        "--user", "1000:100", "--python", "3.12", "--stopSignal", "INT", "--warn-before", "300", "--json",
         env={"TOKEN": "t=s"},
     )  # fmt: skip
     assert json.loads(made.stdout) == protocol.job()
@@ -96,6 +96,8 @@ def test_every_field_goes_out_as_the_server_names_it(cli, server, protocol):
         "envVars": {"A": "1", "B": "2", "C": "true", "TOKEN": "t=s"},
         "timeLimit": 5400,
         "stopGrace": 90,
+        "stopSignal": "INT",
+        "warnBefore": "300",
         "maxAttempts": 3,
         "priority": 70,
         "tags": ["x", "y"],

@@ -24,6 +24,7 @@ RECIPE = {
     "client/gradient_cli/workspace/job_spec.py": ('    "cpus":', '    "toyLevel": (_integer, "N", "a toy"),\n'),
 }
 """The line that the recipe in docs/code.md adds to each file, and the line that it goes before."""
+_NO_SIGNAL = "is not a signal for jobs. Use TERM, INT, HUP, QUIT, USR1, USR2."
 JOURNEY = """
 import argparse, json, sys
 from fastapi.testclient import TestClient
@@ -95,6 +96,23 @@ def test_a_capacity_that_a_machine_does_not_have_is_refused(client, machine_type
     refused = client.post("/jobs", json={"machineType": machine_type, "command": "true", "capacity": capacity})
     error = refused.json()["error"]
     assert (refused.status_code, error["field"], error["message"]) == (400, "capacity", words)
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "message"),
+    [
+        ({"stopSignal": "KILL"}, "stopSignal", f"'KILL' {_NO_SIGNAL}"),
+        ({"warnBefore": "5m:KILL"}, "warnBefore", f"'KILL' {_NO_SIGNAL}"),
+        ({"warnBefore": "5m:"}, "warnBefore", f"'' {_NO_SIGNAL}"),
+        ({"warnBefore": "soon"}, "warnBefore", "'soon' is not TIME or TIME:SIGNAL, such as 300s or 5m:USR1."),
+        ({"warnBefore": "0"}, "warnBefore", "'0' is out of range: 1 to 86,400 seconds."),
+        ({"warnBefore": "1m", "timeLimit": 60}, "warnBefore", "'1m' is not shorter than the time limit of 1m."),
+    ],
+)  # fmt: skip
+def test_a_signal_that_no_job_can_have_is_refused(client, options, field, message):
+    refused = client.post("/jobs", json={"machineType": "CPU", "command": "true", **options})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["field"], error["message"]) == (400, field, message)
 
 
 @pytest.mark.parametrize("limit", [None, 604_801])

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from gradient_cli.commands.account.credentials import read_hidden
+from gradient_cli.commands.account.credentials import add_registry_password
 from gradient_cli.errors import UsageError
 from gradient_cli.formatting import parse_duration
 from gradient_cli.options import HIDDEN, add_option, group_options
@@ -108,7 +108,7 @@ def resolve(
             spec[name] = True
     _resolve_project(spec, args, path)
     spec |= _resolve_lists(args, options, files.get("envVars"))
-    _add_password(spec, args.registryPassword, may_prompt=line is None)
+    add_registry_password(spec, args.registryPassword, may_prompt=line is None)
     if spec.get("buildOnly"):
         spec.setdefault("command", "")
     elif not spec.get("command"):
@@ -127,7 +127,7 @@ def _resolve_lists(args: argparse.Namespace, options: dict[str, Any], path: str 
     lists["params"] = variables.parse_params(options.get("params"))
     lists["ports"] = _filed_ports(options.get("ports"))
     given = _given_lists(args)
-    environment = {**_filed_variables(options.get("envVars"), path), **given.pop("envVars", {})}
+    environment = {**variables.parse_filed(options.get("envVars"), path), **given.pop("envVars", {})}
     given["params"] = {**lists["params"], **given.get("params", {})}
     return {name: value for name, value in {"envVars": environment, **lists, **given}.items() if value}
 
@@ -138,7 +138,10 @@ def _override(options: dict[str, Any], line: dict[str, Any], path: str | None) -
     for name, other in (("project", "projectId"), ("projectId", "project")):
         if name in line:
             options = {key: value for key, value in options.items() if key != other}
-    filed, line_variables = _filed_variables(options.get("envVars"), path), _filed_variables(line.get("envVars"), None)
+    filed, line_variables = (
+        variables.parse_filed(options.get("envVars"), path),
+        variables.parse_filed(line.get("envVars"), None),
+    )
     params = {**variables.parse_params(options.get("params")), **variables.parse_params(line.get("params"))}
     return {**options, **line, "envVars": {**filed, **line_variables}, "params": params}
 
@@ -167,26 +170,6 @@ def _given_lists(args: argparse.Namespace) -> dict[str, Any]:
 
 def _filed_ports(filed: object) -> list[str]:
     return [filed] if isinstance(filed, str) else _text_list("ports", filed)
-
-
-def _add_password(spec: dict[str, Any], given: str | None, *, may_prompt: bool) -> None:
-    """Read the registry password: the value of a flag would be visible to every user of this machine."""
-    if given not in {None, "-"}:
-        raise UsageError(
-            "registryPassword: cannot be given as an option, because other users can read command lines",
-            hint="Use --registryPassword - and pipe it in, or leave it out for a prompt.",
-        )
-    if "registryUsername" in spec:
-        if not may_prompt:
-            raise UsageError(
-                "registryUsername: jobs in a file cannot have passwords",
-                hint="Store the login once, with `gradient-cli registries set`.",
-            )
-        spec["registryPassword"] = read_hidden("registryPassword", f"Registry password of {spec['registryUsername']}: ")
-    elif given is not None:
-        raise UsageError(
-            "registryUsername: required with registryPassword", hint="For example --registryUsername alice."
-        )
 
 
 def _convert(convert: Callable[[str, object], object], name: str, value: object, path: str | None) -> object:
@@ -233,21 +216,6 @@ def _resolve_project(spec: dict[str, Any], args: argparse.Namespace, path: str |
         raise UsageError(f"project: given as both project and projectId{where}", hint="Give one of them.")
 
 
-def _filed_variables(given: object, path: str | None) -> dict[str, str]:
-    if path and isinstance(given, list):
-        for item in given:
-            if isinstance(item, str) and "=" not in item:
-                raise UsageError(
-                    _in_file(path, f"envVars: {item!r} has no value, and a project file gets none of your environment"),
-                    hint=f"Write {item}=VALUE there, or pass --envVars {item}",
-                )
-    if given is None or isinstance(given, (dict, list)):
-        return variables.parse(given)
-    raise UsageError(
-        _in_file(path, "envVars: must be a table"), hint='Write [envVars] on a separate line, then A = "1".'
-    )
-
-
 def _text_list(name: str, value: object) -> list[str]:
     if value is None:
         return []
@@ -277,8 +245,8 @@ def _integer(name: str, value: object) -> int:
         raise UsageError(f"{name}: {value!r} is not a whole number", hint=f"For example --{name} 2.") from None
 
 
-def _user(name: str, value: object) -> str:
-    """Convert a user; a project file may give a lone UID as a number."""
+def _text_or_number(name: str, value: object) -> str:
+    """Convert a text that a project file may give as a number: a lone UID, or seconds."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(name, value)
 
 
@@ -396,6 +364,16 @@ FIELDS = {
         "stop the job after this running time: 90m, 2h, or seconds (default: no limit)",
     ),
     "stopGrace": (parse_duration, "TIME", "time between SIGTERM and SIGKILL when the job is stopped (default: 60s)"),
+    "stopSignal": (
+        _text,
+        "SIGNAL",
+        "signal in place of SIGTERM: TERM, INT, HUP, QUIT, USR1, USR2 (default: the image's STOPSIGNAL, or TERM)",
+    ),
+    "warnBefore": (
+        _text_or_number,
+        "TIME[:SIGNAL]",
+        "warn the main program before its time is up: 300s, 5m:USR1 (default signal: TERM)",
+    ),
     "maxAttempts": (_integer, "N", "maximum attempts; above 1, failures that might not recur are retried (default: 1)"),
     "capacity": (_text, "KIND", "TPU capacity: standard, spot, flex-start, reserved (default: the server's settings)"),
     "priority": (_integer, "0-100", "jobs with higher priority start first (default: 50)"),
@@ -408,7 +386,7 @@ FIELDS = {
         "PATH",
         "folder to start the command in: in the workspace, or absolute in the container (default: the workspace)",
     ),
-    "user": (_user, "UID[:GID]", "user to run as: numeric ids, or root (default: the host's setting)"),
+    "user": (_text_or_number, "UID[:GID]", "user to run as: numeric ids, or root (default: the host's setting)"),
     "network": (_text, "none", "none: no network but localhost (default: the host's setting)"),
     "requirements": (
         _text,

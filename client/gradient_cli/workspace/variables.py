@@ -35,6 +35,22 @@ def parse(given: object) -> dict[str, str]:
     return variables
 
 
+def parse_filed(given: object, path: str | None) -> dict[str, str]:
+    if path and isinstance(given, list):
+        for item in given:
+            if isinstance(item, str) and "=" not in item:
+                raise UsageError(
+                    f"{path}: envVars: {item!r} has no value, and a project file gets none of your environment",
+                    hint=f"Write {item}=VALUE there, or pass --envVars {item}",
+                )
+    if given is None or isinstance(given, (dict, list)):
+        return parse(given)
+    raise UsageError(
+        f"{f'{path}: ' if path else ''}envVars: must be a table",
+        hint='Write [envVars] on a separate line, then A = "1".',
+    )
+
+
 def _from_json(text: str) -> dict[str, str]:
     try:
         value = json.loads(text)

@@ -1,8 +1,7 @@
 """JobSpec: a submitted job's specification, validated and frozen."""
 
 import re
-import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any
@@ -13,19 +12,19 @@ from core.jobs.spec.container_options import check_network, check_shared_memory,
 from core.jobs.spec.data_disks import parse_data_disks
 from core.jobs.spec.dependencies import parse_dependencies
 from core.jobs.spec.image_options import ImageOptions, check_slashes, quoted
+from core.jobs.spec.labels import check_encodable, check_label, check_tags
 from core.jobs.spec.metric_patterns import parse_metric_patterns
 from core.jobs.spec.notify import parse_notify
 from core.jobs.spec.outputs import check_outputs
 from core.jobs.spec.params import MAX_PARAMS, Value, check_params, command_params, find_fault, read_value
 from core.jobs.spec.ports import PortMapping, parse_ports
 from core.jobs.spec.python_options import check_python, check_requirements
+from core.jobs.spec.stop_options import EndWarning, parse_signal, parse_warning
 
 MAX_COMMAND_BYTES = 64 * 1024
 MAX_ENV_VARS = 500
 MAX_ENV_BYTES = 128 * 1024
 MAX_NAME = 200
-MAX_TAGS = 50
-MAX_TAG = 100
 CODE_OPTIONS = frozenset({"codeCommit", "codeBranch", "codeDirty", "codeDescribe"})
 """Options that tell where an uploaded folder comes from, which clients find out by themselves."""
 MAX_GRACE_SECONDS = 3600
@@ -85,6 +84,15 @@ class JobSpec:
     ] = field(default_factory=dict)
     time_limit: Annotated[int | None, "limit of the running time, in seconds"] = None
     stop_grace: Annotated[int, "seconds between SIGTERM and SIGKILL; default 60"] = 60
+    stop_signal: Annotated[
+        str | None,
+        "signal in place of SIGTERM: TERM, INT, HUP, QUIT, USR1 or USR2; default: the image's STOPSIGNAL, or TERM",
+    ] = None
+    warn_before: Annotated[
+        str | None,
+        "warn the main program before the job's end is due: `TIME` or `TIME:SIGNAL`, such as 300s or 5m:USR1; "
+        "default signal TERM",
+    ] = None
     max_attempts: Annotated[
         int, "maximum attempts, not counting attempts ended by a fault of the machine or the service; default 1"
     ] = 1
@@ -173,8 +181,7 @@ class JobSpec:
             check_label(self.name, "name", MAX_NAME)
         ImageOptions(*(getattr(self, option) for option in ImageOptions.__slots__)).check()
         _check_workspace(self.workspace, self.workspace_sha256)
-        _check_range(self.time_limit, 1, MAX_TIME_LIMIT, "timeLimit", "seconds")
-        _check_range(self.stop_grace, 0, MAX_GRACE_SECONDS, "stopGrace", "seconds")
+        self._check_end()
         _check_range(self.max_attempts, 1, MAX_ATTEMPTS, "maxAttempts", "attempts")
         _check_range(self.priority, 0, MAX_PRIORITY, "priority", "(higher starts first)")
         _check_range(self.cpus, 0.01, MAX_CPUS, "cpus", "CPUs")
@@ -204,6 +211,14 @@ class JobSpec:
                 "registry's host.",
                 field="container",
             )
+
+    def _check_end(self) -> None:
+        _check_range(self.time_limit, 1, MAX_TIME_LIMIT, "timeLimit", "seconds")
+        _check_range(self.stop_grace, 0, MAX_GRACE_SECONDS, "stopGrace", "seconds")
+        if self.stop_signal is not None:
+            object.__setattr__(self, "stop_signal", parse_signal(self.stop_signal))
+        if self.warn_before is not None:
+            object.__setattr__(self, "warn_before", str(parse_warning(self.warn_before, self.time_limit)))
 
     def to_json(self) -> dict[str, Any]:
         """Convert to the JSON stored in the job's row; `from_json` reads it."""
@@ -242,6 +257,9 @@ class JobSpec:
     def secrets(self) -> dict[str, str]:
         secrets = {n: v.removeprefix(SECRET_PREFIX) for n, v in self.env_vars.items() if v.startswith(SECRET_PREFIX)}
         return {variable: name for variable, name in secrets.items() if SECRET_NAME.match(name)}
+
+    def warning(self) -> EndWarning | None:
+        return parse_warning(self.warn_before) if self.warn_before is not None else None
 
     def parsed_ports(self) -> tuple[PortMapping, ...]:
         return tuple(PortMapping.parse(port) for port in self.ports)
@@ -312,7 +330,7 @@ def _check_command(command: str) -> None:
             "workspace and run that.",
             field="command",
         )
-    _check_encodable(command, "command")
+    check_encodable(command, "command")
 
 
 def _check_env(env: dict[str, str]) -> None:
@@ -338,7 +356,7 @@ def _check_env(env: dict[str, str]) -> None:
             )
         if "\0" in value:
             raise SpecInvalid(f"The value of {name} contains a NUL character; remove it.", field=where)
-        _check_encodable(value, where)
+        check_encodable(value, where)
         _check_secret(name, value, where)
         total += len(name) + len(value.encode())
     if total > MAX_ENV_BYTES:
@@ -380,35 +398,6 @@ def _check_capacity(capacity: str | None, time_limit: int | None) -> None:
             "seconds).",
             field="timeLimit",
         )
-
-
-def _check_encodable(text: str, where: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise SpecInvalid("Contains half of a surrogate pair, which is not valid Unicode.", field=where) from error
-
-
-def check_label(text: str, where: str, longest: int) -> None:
-    """Refuse a name that cannot be shown on one line."""
-    if not text.strip():
-        raise SpecInvalid("Empty; leave it out or give it at least one visible character.", field=where)
-    if len(text) > longest:
-        raise SpecInvalid(f"{len(text)} characters; at most {longest} are allowed.", field=where)
-    _check_encodable(text, where)
-    # Emoji are allowed; a line break or an escape could forge lines in lists and logs.
-    bad = next((c for c in text if unicodedata.category(c) in {"Cc", "Zl", "Zp"}), None)
-    if bad is not None:
-        raise SpecInvalid(
-            f"Contains the control character {bad!r} (such as a line break). Write it on one line.", field=where
-        )
-
-
-def check_tags(tags: Sequence[str]) -> None:
-    if len(tags) > MAX_TAGS:
-        raise SpecInvalid(f"{len(tags)} tags; at most {MAX_TAGS} are allowed.", field="tags")
-    for tag in tags:
-        check_label(tag, "tags", MAX_TAG)
 
 
 def _check_workspace(url: str | None, sha256: str | None) -> None:

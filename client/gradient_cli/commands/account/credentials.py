@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from gradient_cli import terminal
 from gradient_cli.api.client import Api
@@ -143,6 +144,26 @@ def _project_id(api: Api, name: str | None) -> str | None:
     if name is None:
         return None
     return str(find_project(api, name)["id"])
+
+
+def add_registry_password(spec: dict[str, Any], given: str | None, *, may_prompt: bool) -> None:
+    """Read the registry password: the value of a flag would be visible to every user of this machine."""
+    if given not in {None, "-"}:
+        raise UsageError(
+            "registryPassword: cannot be given as an option, because other users can read command lines",
+            hint="Use --registryPassword - and pipe it in, or leave it out for a prompt.",
+        )
+    if "registryUsername" in spec:
+        if not may_prompt:
+            raise UsageError(
+                "registryUsername: jobs in a file cannot have passwords",
+                hint="Store the login once, with `gradient-cli registries set`.",
+            )
+        spec["registryPassword"] = read_hidden("registryPassword", f"Registry password of {spec['registryUsername']}: ")
+    elif given is not None:
+        raise UsageError(
+            "registryUsername: required with registryPassword", hint="For example --registryUsername alice."
+        )
 
 
 def read_hidden(field: str, prompt: str) -> str:

@@ -258,6 +258,8 @@ def test_the_texts_of_a_job_stand_for_the_same_job():
         memory_mb=64,
         time_limit=93784,
         stop_grace=0,
+        stop_signal="SIGUSR1",
+        warn_before="90 s : int",
         python="3.12",
         outputs=("o",),
     )
@@ -270,6 +272,8 @@ def test_the_texts_of_a_job_stand_for_the_same_job():
         "memoryMb": 64,
         "timeLimit": 93784,
         "stopGrace": 0,
+        "stopSignal": "USR1",
+        "warnBefore": "1m30s:INT",
         "python": "3.12",
         "outputs": ["o"],
     }
