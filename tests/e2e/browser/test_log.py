@@ -302,7 +302,7 @@ def test_the_first_lines_stay_where_they_are_while_new_ones_arrive(service, brow
     read = middle_line(browser)
     touch(service, job_id, "go")
     browser.wait_for("document.querySelector('[data-log-new]').innerText === '60 new lines'")
-    assert shown_lines(browser) == list(range(1, 141))
+    wait_until(lambda: shown_lines(browser) == list(range(1, 141)), "the lines that are shown ahead")
     assert middle_line(browser) == read
     browser.evaluate("(log => { log.scrollTop = log.scrollHeight; })(document.getElementById('log'))")
     browser.wait_for("document.querySelector('#log .row:last-child').dataset.line === '160'")
