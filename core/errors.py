@@ -127,6 +127,10 @@ class AdministratorOnly(GradientError):
     """The API key is valid, but not that of an administrator."""
 
 
+class KeyRefused(GradientError):
+    """The API key is valid, but has no right to this; an administrator may create one that has."""
+
+
 class KeyNeeded(GradientError):
     """A browser session does not do for this: it takes the API key that opened it."""
 

@@ -250,6 +250,12 @@ def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     create = verbs.add_parser("create", help="create a key and print it once")
     create.add_argument("name", help="name of the key: who or what it is for")
     create.add_argument("--days", type=float, metavar="N", help="days until it expires (default: never)")
+    create.add_argument(
+        "--scope",
+        choices=("read", "submit", "admin"),
+        default="submit",
+        help="read: see everything; submit: also submit, and change what is its own (default); admin: all",
+    )
     listing = verbs.add_parser("list", help="list all keys, without their secrets")
     for command in (create, listing):
         command.add_argument("--json", action="store_true", help="print JSON")

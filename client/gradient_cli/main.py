@@ -131,6 +131,7 @@ COMMANDS = {
     ),
     "completion": ("completion:add_completion", "print the completion script of bash, zsh or fish"),
     "login": ("account.login:add_login", "save the address of a server and an API key for it"),
+    "whoami": ("account.keys:add_whoami", "show which server and API key is used, and what the key may do"),
     "version": ("version:add_version", "show the versions of client and server"),
 }
 

@@ -19,6 +19,7 @@ from core.db.database import Database, now
 from core.db.models.credentials import ApiKey, BrowserSession
 from core.errors import NotFound, SpecInvalid, Unauthorized
 from core.security.actor import record_change
+from core.security.key_rights import KeyRights
 from core.security.row_cache import RowCache
 from core.settings.limits import MAX_DAYS
 from core.storage.retention import DAY_SECONDS
@@ -36,7 +37,9 @@ _MAX_NAME = 200
 _LAST_USED_SECONDS = 60
 
 
-def create(session: Session, name: str, *, days: float | None = None) -> tuple[ApiKey, str]:
+def create(
+    session: Session, name: str, *, days: float | None = None, rights: KeyRights | None = None
+) -> tuple[ApiKey, str]:
     """Create a key.
 
     `days`: days until it expires; None: never. Returns its row, and the key itself, which is stored nowhere and cannot
@@ -57,9 +60,17 @@ def create(session: Session, name: str, *, days: float | None = None) -> tuple[A
         "sha256": digest(secret),
         "created_at": now(),
         "expires_at": None if days is None else now(days * DAY_SECONDS),
+        "rights": None if rights is None else rights.stored(),
     }
-    record_change(session, "key_created", f"{key_id} ({name})")
+    record_change(session, "key_created", f"{key_id} ({name}){_describe(rights)}")
     return session.scalars(insert(ApiKey).values(values).returning(ApiKey)).one(), secret
+
+
+def _describe(rights: KeyRights | None) -> str:
+    """Return the rights of a new key that others do not have by themselves."""
+    usual = KeyRights().stored()
+    stored = {} if rights is None else rights.stored()
+    return "".join(f", {name} {value}" for name, value in stored.items() if usual.get(name) != value)
 
 
 def list_keys(session: Session) -> list[ApiKey]:
@@ -134,6 +145,8 @@ class ApiKeyCache:
     def __init__(self, database: Database, *, cache_seconds: float = CACHE_SECONDS) -> None:
         self._database = database
         self._cache: RowCache[bytes | str, ApiKey] = RowCache(cache_seconds)
+        self._rights: RowCache[str, KeyRights] = RowCache(cache_seconds)
+        self._addresses: dict[str, str] = {}  # of the last clients, by key, since the last flush
 
     def cached(self, secret: str) -> ApiKey | None:
         """Return the key of this secret if it is cached; never queries the database, so never blocks."""
@@ -159,6 +172,19 @@ class ApiKeyCache:
             self._cache.put(key_id, key.id, _require_valid(key))
         return key
 
+    def rights(self, key_id: str) -> KeyRights:
+        """Return the rights of a key, whether it is valid or not: jobs of a schedule are submitted with its key."""
+        rights = self._rights.get(key_id)
+        if rights is None:
+            with self._database.read() as session:
+                rights = KeyRights.of(session.scalar(select(ApiKey.rights).where(ApiKey.id == key_id)))
+            self._rights.put(key_id, key_id, rights)
+        return rights
+
+    def used_from(self, key_id: str, address: str | None) -> None:
+        if address is not None:
+            self._addresses[key_id] = address
+
     def clear(self) -> None:
         self._cache.clear()
 
@@ -168,8 +194,11 @@ class ApiKeyCache:
         if not used:
             return
         old = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < now(-_LAST_USED_SECONDS))
+        addresses, self._addresses = self._addresses, {}
         with self._database.write() as session:
-            session.execute(update(ApiKey).where(ApiKey.id.in_(used), old).values(last_used_at=now()))
+            for key_id in used:
+                values = {"last_used_at": now(), "last_address": addresses.get(key_id, ApiKey.last_address)}
+                session.execute(update(ApiKey).where(ApiKey.id == key_id, old).values(values))
 
 
 def _require_valid(key: ApiKey) -> ApiKey:

@@ -7,6 +7,7 @@ from core.db.database import Database
 from core.db.models.credentials import ApiKey
 from core.formatting import iso_time
 from core.security import api_keys
+from core.security.key_rights import KeyRights
 from core.settings import Settings
 from gradient_server.schema_upgrade import prepare_schema
 
@@ -27,7 +28,8 @@ def open_database(settings: Settings) -> Database:
 
 def _create(parsed: argparse.Namespace, database: Database) -> None:
     with database.write() as session:
-        key, secret = api_keys.create(session, parsed.name, days=parsed.days)
+        rights = KeyRights(scope=parsed.scope)
+        key, secret = api_keys.create(session, parsed.name, days=parsed.days, rights=rights)
     if parsed.json:
         print(json.dumps({"id": key.id, "name": key.name, "apiKey": secret} | _describe_times(key, "expiresAt")))
         return

@@ -12,14 +12,19 @@ from fastapi.security import APIKeyHeader, HTTPBearer
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 
-from core.errors import AdministratorOnly, KeyNeeded, Unauthorized
+from core.db.models.credentials import ApiKey
+from core.errors import AdministratorOnly, KeyNeeded, KeyRefused, Unauthorized
 from core.monitoring.logging import bind
 from core.security.actor import act_as
+from core.security.key_rights import KeyRights
 from service.app_state import AppState
 from service.auth.session_cookie import session_token
 from service.deps import AppStateDep, state_of
 
 _UNINDEXED_FILTERS = frozenset({"tag", "query", "since", "q", "sort"})
+READING_ENDPOINTS = frozenset({"read_contents", "get_public_job", "open_tensorboard", "sign_out"})
+"""Functions of routes that send a body, but change nothing that a key with the scope `read` may not change."""
+_READING = frozenset({"GET", "HEAD"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 # A route's key, for its description. The functions below read it, since FastAPI solves what is below a dependency anew
@@ -55,13 +60,15 @@ async def require_key(connection: HTTPConnection) -> Principal:
     if key is None:
         key = await app_state.lanes.urgent.run(app_state.keys.authenticate, secret)
     _use_client_request_id(connection)
-    return _count_request(connection, app_state, Principal(key.id, key.name))
+    return _count_request(connection, app_state, key, Principal(key.id, key.name))
 
 
-def _count_request(connection: HTTPConnection, app_state: AppState, principal: Principal) -> Principal:
-    """Count a request against its key's limit, once even if several dependencies need the key."""
+def _count_request(connection: HTTPConnection, app_state: AppState, key: ApiKey, principal: Principal) -> Principal:
+    """Check the scope of a request's key and count the request, once even if several dependencies need the key."""
     if not getattr(connection.state, "counted", False):
+        _check_scope(connection, key)
         connection.state.counted = True
+        app_state.keys.used_from(key.id, connection.client.host if connection.client else None)
         act_as(principal.id)
         bind(request_id=getattr(connection.state, "request_id", None), key_id=principal.id)
         app_state.limits.requests.acquire(principal.id)
@@ -75,7 +82,18 @@ async def require_key_or_session(connection: HTTPConnection) -> Principal:
     if not token or sent_key(connection.headers):
         return await require_key(connection)
     key = await app_state.lanes.urgent.run(app_state.sessions.key, token)
-    return _count_request(connection, app_state, Principal(key.id, key.name, token))
+    return _count_request(connection, app_state, key, Principal(key.id, key.name, token))
+
+
+def reads_only(connection: HTTPConnection) -> bool:
+    return connection.scope.get("method") in _READING or connection.scope["endpoint"].__name__ in READING_ENDPOINTS
+
+
+def _check_scope(connection: HTTPConnection, key: ApiKey) -> None:
+    if not KeyRights.of(key.rights).allows("submit") and not reads_only(connection):
+        raise KeyRefused(
+            f"Your API key {key.id} ({key.name}) may only read. Ask an administrator for a key with the scope `submit`."
+        )
 
 
 def authorization(app_state: AppState, caller: Principal) -> Callable[[], object]:
@@ -124,7 +142,7 @@ ListSlot = Depends(_acquire_list_slot, scope="function")
 
 
 def is_administrator(app_state: AppState, key_id: str) -> bool:
-    return key_id in app_state.settings.sign_in.administrators
+    return key_id in app_state.settings.sign_in.administrators or app_state.keys.rights(key_id).allows("admin")
 
 
 def require_key_again(app_state: AppState, caller: Principal, form: Mapping[str, str]) -> None:
@@ -141,5 +159,6 @@ def require_administrator(app_state: AppState, caller: Principal) -> None:
     if not is_administrator(app_state, caller.id):
         raise AdministratorOnly(
             f"Only administrators may do this, and your key {caller.id} ({caller.name}) is not an administrator's "
-            "key. Ask an administrator, or have the key's id added to GRADIENT_SIGN_IN__ADMINISTRATORS."
+            "key. Ask an administrator for one with the scope `admin`, or have the key's id added to "
+            "GRADIENT_SIGN_IN__ADMINISTRATORS."
         )

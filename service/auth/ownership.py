@@ -25,12 +25,11 @@ from core.errors import OwnerOnly
 from core.security import api_keys, users
 from core.security.credentials import ALL_PROJECTS
 from service.app_state import AppState
-from service.auth.authentication import PageCaller, Principal, is_administrator, require_administrator
+from service.auth.authentication import PageCaller, Principal, is_administrator, reads_only, require_administrator
 from service.deps import state_of
 
-OPEN_ENDPOINTS = frozenset({"clone_job", "read_contents"})
-"""Functions of routes that send a body, but change nothing of the job that they name."""
-_READING = frozenset({"GET", "HEAD"})
+OPEN_ENDPOINTS = frozenset({"clone_job"})
+"""Functions of routes that change something, but nothing of the job that they name."""
 _Table: TypeAlias = type[Job] | type[Comparison] | type[Schedule] | type[Sweep] | type[Receiver]
 _OWNED: dict[str, _Table] = {
     "job_id": Job,
@@ -117,8 +116,8 @@ def _refusal(session: Session, caller: Principal, what: str, owner_id: str, may:
 
 async def _check_path(connection: HTTPConnection, caller: PageCaller) -> None:
     app_state, scope, named = state_of(connection), connection.scope, connection.path_params
-    reads = scope.get("method") in _READING or scope["endpoint"].__name__ in OPEN_ENDPOINTS
-    if not reads and (named.keys() & {*_OWNED, _PROJECT} or scope["path"].startswith(_OF_ALL)):
+    is_open = reads_only(connection) or scope["endpoint"].__name__ in OPEN_ENDPOINTS
+    if not is_open and (named.keys() & {*_OWNED, _PROJECT} or scope["path"].startswith(_OF_ALL)):
         await app_state.lanes.urgent.run(_check, app_state, caller, scope["path"], named)
 
 

@@ -45,6 +45,7 @@ STATUS_BY_ERROR: dict[type[errors.GradientError], int] = {
     errors.AdministratorOnly: 403,
     errors.KeyNeeded: 403,
     errors.OwnerOnly: 403,
+    errors.KeyRefused: 403,
     errors.SecretUnreadable: 503,
     errors.StoreUnavailable: 503,
     errors.DatabaseMissing: 503,

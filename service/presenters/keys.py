@@ -1,7 +1,14 @@
+from collections.abc import Mapping
+
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from core.db.models.credentials import ApiKey
+from core.db.models.jobs import Project
+from core.errors import ProjectNotFound
+from core.jobs import projects
 from core.security import api_keys
+from core.security.key_rights import KeyRights
 from service.app_state import AppState
 from service.auth.authentication import Principal, is_administrator
 from service.schemas.credentials import CreatedKey, CreateKey, Keys, KeyView
@@ -12,15 +19,40 @@ def keys_view(session: Session, app_state: AppState, caller: Principal) -> Keys:
     shown = api_keys.list_keys(session)
     if not is_administrator(app_state, caller.id):
         shown = [key for key in shown if key.id == caller.id]
-    return Keys(keys=[_key_view(key) for key in shown])
+    names = _project_names(session)
+    return Keys(keys=[_key_view(app_state, key, names) for key in shown])
 
 
-def make_key(session: Session, wanted: CreateKey) -> CreatedKey:
-    key, secret = api_keys.create(session, wanted.name, days=wanted.days)
-    return CreatedKey(**_key_view(key).model_dump(), api_key=secret)
+def own_key_view(session: Session, app_state: AppState, caller: Principal) -> KeyView:
+    return _key_view(app_state, session.get_one(ApiKey, caller.id), _project_names(session))
 
 
-def _key_view(key: ApiKey) -> KeyView:
+def make_key(session: Session, app_state: AppState, wanted: CreateKey) -> CreatedKey:
+    rights = KeyRights(
+        scope=wanted.scope,
+        projects=None if wanted.projects is None else tuple(_find_project(session, name) for name in wanted.projects),
+        machine_types=None if wanted.machine_types is None else tuple(wanted.machine_types),
+        max_jobs=wanted.max_jobs,
+        agent=wanted.agent,
+    )
+    rights.check([machine.name for machine in app_state.catalogue])
+    key, secret = api_keys.create(session, wanted.name, days=wanted.days, rights=rights)
+    return CreatedKey(**_key_view(app_state, key, _project_names(session)).model_dump(), api_key=secret)
+
+
+def _find_project(session: Session, name: str) -> str:
+    project_id = projects.find_id(session, name)
+    if project_id is None:
+        raise ProjectNotFound(f"There is no project {name[:80]!r}. Create it first.", field="projects")
+    return project_id
+
+
+def _project_names(session: Session) -> Mapping[str, str]:
+    return dict(session.execute(select(Project.id, Project.name)).all())
+
+
+def _key_view(app_state: AppState, key: ApiKey, project_names: Mapping[str, str]) -> KeyView:
+    rights = KeyRights.of(key.rights)
     return KeyView.model_validate(
         {
             "id": key.id,
@@ -30,5 +62,12 @@ def _key_view(key: ApiKey) -> KeyView:
             "last_used_at": key.last_used_at,
             "expires_at": key.expires_at,
             "revoked_at": key.revoked_at,
+            "last_address": key.last_address,
+            "scope": rights.scope,
+            "administrator": rights.allows("admin") or key.id in app_state.settings.sign_in.administrators,
+            "projects": rights.projects and [project_names.get(project, project) for project in rights.projects],
+            "machine_types": rights.machine_types,
+            "max_jobs": rights.max_jobs,
+            "agent": rights.agent,
         }
     )

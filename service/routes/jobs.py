@@ -122,7 +122,7 @@ async def submit_job(
     """Submit a job as JSON, or as a form with its JSON in `spec` and an archive in `workspace`."""
     origin, body = sent
     action = (
-        partial(_dry_run, app_state, body, query.requirements)
+        partial(_dry_run, app_state, origin.key_id, body, query.requirements)
         if query.dry_run
         else partial(_submit, app_state, origin, body)
     )
@@ -137,9 +137,11 @@ def _submit(app_state: AppState, origin: RequestOrigin, body: SubmissionBody) ->
     return submitted.created, create.present(app_state, submitted)
 
 
-def _dry_run(app_state: AppState, body: SubmissionBody, requirements: str | None) -> tuple[bool, JobView | DryRun]:
+def _dry_run(
+    app_state: AppState, key_id: str, body: SubmissionBody, requirements: str | None
+) -> tuple[bool, JobView | DryRun]:
     request, uploaded = parse_request(SubmitJob, body.spec), body.workspace is not None
-    return False, create.dry_run(app_state, request, uploaded=uploaded, requirements=requirements)
+    return False, create.dry_run(app_state, key_id, request, uploaded=uploaded, requirements=requirements)
 
 
 @router.get(

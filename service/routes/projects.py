@@ -40,6 +40,7 @@ def create_project(
     session: WriteSession,
 ) -> ProjectView:
     """Create a project, or return the existing one of this name."""
+    app_state.keys.rights(caller.id).check_may_create_projects()
     project, made = projects.get_or_create(session, check_project_name(body.name), caller.id)
     response.status_code = 201 if made else 200
     return project_details(session, app_state, project)

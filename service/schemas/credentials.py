@@ -1,9 +1,12 @@
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import Field
 
 from core.settings.limits import MAX_DAYS
 from service.schemas.base import RequestModel, Time, View
+
+Scope: TypeAlias = Literal["read", "submit", "admin"]
+_SCOPE = "read: see everything; submit: also submit, and change what is its own; admin: also what is others' and all's"
 
 
 class SetSecret(RequestModel):
@@ -57,6 +60,11 @@ class CreateKey(RequestModel):
 
     name: str = Field(description="who or what the key is for")
     days: int | None = Field(None, description=f"days until it expires, 1 to {MAX_DAYS:,}; null: never")
+    scope: Scope = Field("submit", description=_SCOPE)
+    projects: list[str] | None = Field(None, description="names of the projects that it may submit to; null: all")
+    machine_types: list[str] | None = Field(None, description="machine types that it may use; null: all")
+    max_jobs: int | None = Field(None, description="most unfinished jobs that it may have at once; null: no limit")
+    agent: bool = Field(default=False, description="whether a program acts with it, not a person")
 
 
 class KeyView(View):
@@ -69,6 +77,13 @@ class KeyView(View):
     last_used_at: Time | None = Field(description="time of its last use, recorded once a minute; null: not used yet")
     expires_at: Time | None = Field(description="null: never")
     revoked_at: Time | None
+    last_address: str | None = Field(description="address of the client that used it last")
+    scope: Scope = Field(description=_SCOPE)
+    administrator: bool = Field(description="whether it is an administrator's: by its scope, or by the settings")
+    projects: list[str] | None = Field(description="names of the projects that it may submit to; null: all")
+    machine_types: list[str] | None = Field(description="machine types that it may use; null: all")
+    max_jobs: int | None = Field(description="most unfinished jobs that it may have at once; null: no limit")
+    agent: bool = Field(description="whether a program acts with it, not a person")
 
 
 class Keys(View):

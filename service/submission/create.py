@@ -173,9 +173,12 @@ def save_logins(
         credentials.save_git_login(session, vault, job.id, git_login)
 
 
-def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool, requirements: str | None = None) -> DryRun:
+def dry_run(
+    app_state: AppState, key_id: str, request: SubmitJob, *, uploaded: bool, requirements: str | None = None
+) -> DryRun:
     """Return the job that `submit` would create, storing nothing; `requirements` is the digest of what it declares."""
-    valid = validate(app_state, request, uploaded=uploaded)
+    valid, rights = validate(app_state, request, uploaded=uploaded), app_state.keys.rights(key_id)
+    rights.check_machine_type(valid.machine.name)
     members = new_members(request, valid)
     if not request.wait_anyway:
         _check_fits(app_state, valid, request.nodes)
@@ -189,6 +192,7 @@ def dry_run(app_state: AppState, request: SubmitJob, *, uploaded: bool, requirem
         else:
             name = request.project or DEFAULT_PROJECT
         project_id = request.project_id or projects.find_id(session, name) or ""
+        rights.check_project(session, project_id, name)
         job = _prospective_job(valid, backend, project_id, request.nodes)
         offered, waits = live_workers(session), prospective_waits(session, [job])[job.id]
     return DryRun(

@@ -22,6 +22,7 @@ from service.submission.validation import DEFAULT_PROJECT
 
 def prepared_job(app_state: AppState, origin: RequestOrigin, valid: ValidatedJob, **others: Any) -> PreparedJob:  # noqa: ANN401 - fields
     """Return a checked job as it is to be inserted; `others`: more fields of `PreparedJob`."""
+    app_state.keys.rights(origin.key_id).check_machine_type(valid.machine.name)
     values: dict[str, Any] = {
         "spec": valid.spec,
         "machine": valid.machine,
@@ -49,7 +50,9 @@ def insert(session: Session, app_state: AppState, prepared: PreparedJob) -> Inse
         return _inserted(prepared, project, job, created=False)
     dependencies.check(session, prepared.spec)
     projects.check_quota(session, project, app_state.settings.disk.project_mb)
-    members = _members(prepared)
+    members, rights = _members(prepared), app_state.keys.rights(prepared.submitted_by)
+    rights.check_project(session, project.id, project.name)
+    rights.check_job_count(session, prepared.submitted_by, len(members))
     if len(members) > 1:
         app_state.limits.submissions.acquire(prepared.submitted_by, len(members) - 1)
     queue = app_state.limits.queue.admission(session)

@@ -41,7 +41,9 @@ def prepare_first(
             f"A {noun} cannot store a registry password. Store it for all jobs with `gradient-cli registries set`.",
             field="registryUsername",
         )
-    return check_and_store(app_state, origin, SubmitJob.model_validate(given), upload)
+    valid = check_and_store(app_state, origin, SubmitJob.model_validate(given), upload)
+    app_state.keys.rights(origin.key_id).check_machine_type(valid.machine.name)
+    return valid
 
 
 def insert_new(
@@ -55,6 +57,7 @@ def insert_new(
         dependencies.check(session, valid.spec)
     name = request.project or DEFAULT_PROJECT
     new.project_id = request.project_id or projects.get_or_create(session, name, new.submitted_by)[0].id
+    app_state.keys.rights(new.submitted_by).check_project(session, new.project_id, request.project or new.project_id)
     if valid is not None and valid.git_login:
         new.sealed = credentials.seal_template_login(Vault(app_state.settings), new.id, valid.git_login)
     templates.insert(session, new)

@@ -362,8 +362,11 @@ class Api(SubmissionApi):
         """List the API keys that the caller may see."""
         return self._transport.json("GET", "/keys", needs="keys")
 
-    def create_key(self, name: str, days: int | None) -> dict[str, Any]:
-        return self._transport.json("POST", "/keys", body={"name": name, "days": days}, needs="apiKey")
+    def own_key(self) -> dict[str, Any]:
+        return self._transport.json("GET", "/keys/self", needs="id")
+
+    def create_key(self, key: dict[str, Any]) -> dict[str, Any]:
+        return self._transport.json("POST", "/keys", body=key, needs="apiKey")
 
     def revoke_key(self, key_id: str) -> None:
         self._transport.json("DELETE", f"/keys/{quote(key_id, safe='')}")

@@ -1,8 +1,9 @@
 """Tables of credentials: secrets and logins, encrypted (`core.security.encryption`), and hashes of browsers' tokens."""
 
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ForeignKey, LargeBinary, String, Text, false
+from sqlalchemy import JSON, ForeignKey, LargeBinary, String, Text, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from core.db.database import Base, UtcDateTime
@@ -127,3 +128,5 @@ class ApiKey(Base):
     last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # time of expiry; None: never
+    rights: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # as `KeyRights.stored`
+    last_address: Mapped[str | None] = mapped_column(String(64))  # of the client that used it last

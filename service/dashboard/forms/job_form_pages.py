@@ -120,7 +120,7 @@ def _check_and_submit(
     complete = {name: dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
     if state.original is not None and state.withheld is not None:
         job_fields.reveal_values(complete, state.withheld.remainder(state.original.spec))
-    state.plan = check_job(app_state, complete, errors, uploaded=False)
+    state.plan = check_job(app_state, caller.id, complete, errors, uploaded=False)
     if form.texts.get("action") == "submit":
         state.status = 422
         answer = _submit(app_state, RequestOrigin(caller.id, request_id, form.texts.get("key") or None), state)

@@ -29,7 +29,9 @@ class JobPlan:
     dry_run: DryRun | None = None
 
 
-def check_job(app_state: AppState, fields: dict[str, Any], errors: dict[str, str], *, uploaded: bool) -> JobPlan:
+def check_job(
+    app_state: AppState, key_id: str, fields: dict[str, Any], errors: dict[str, str], *, uploaded: bool
+) -> JobPlan:
     """Check a job, and collect the errors of all fields: a refused field is left out, and the rest is checked again."""
     plan = JobPlan(errors=dict(errors))
     left = dict(fields)
@@ -41,7 +43,7 @@ def check_job(app_state: AppState, fields: dict[str, Any], errors: dict[str, str
     for _ in range(_MAX_ERRORS):
         try:
             request = parse_request(SubmitJob, left)
-            plan.dry_run = create.dry_run(app_state, request, uploaded=uploaded)
+            plan.dry_run = create.dry_run(app_state, key_id, request, uploaded=uploaded)
             break
         except RequestValidationError as error:
             messages = {

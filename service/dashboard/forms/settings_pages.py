@@ -79,24 +79,40 @@ def create_key(app_state: AppStateDep, caller: PageCaller, texts: FormTexts) -> 
     error: GradientError | None = None
     try:
         require_key_again(app_state, caller, texts)
-        wanted = parse_request(CreateKey, {"name": texts.get("name", "").strip(), "days": _days(texts.get("days", ""))})
         with app_state.database.write() as session:
-            created = make_key(session, wanted)
-    except (KeyNeeded, SpecInvalid) as refused:
+            created = make_key(session, app_state, _wanted_key(texts))
+    except (KeyNeeded, SpecInvalid, ProjectNotFound) as refused:
         error = refused
     with app_state.database.read() as session:
         keys = keys_view(session, app_state, caller).keys
     return render_settings("keys", caller, app_state, error, keys=keys, created=created, texts={} if created else texts)
 
 
-def _days(text: str) -> int | None:
-    if not text.strip():
+def _wanted_key(texts: Mapping[str, str]) -> CreateKey:
+    lists = {
+        field: [name.strip() for name in texts.get(field, "").split(",") if name.strip()] or None
+        for field in ("projects", "machineTypes")
+    }
+    return parse_request(
+        CreateKey,
+        {
+            "name": texts.get("name", "").strip(),
+            "scope": texts.get("scope") or "submit",
+            "days": _whole_number(texts, "days"),
+            "maxJobs": _whole_number(texts, "maxJobs"),
+            "agent": texts.get("agent") == "yes",
+            **lists,
+        },
+    )
+
+
+def _whole_number(texts: Mapping[str, str], field: str) -> int | None:
+    text = texts.get(field, "").strip()
+    if not text:
         return None
-    if not text.strip().isdecimal():
-        raise SpecInvalid(
-            f"{text.strip()[:40]!r} is not a number of days. Write a whole number, or leave it empty.", field="days"
-        )
-    return int(text.strip()[:9])
+    if not text.isdecimal():
+        raise SpecInvalid(f"{text[:40]!r} is not a whole number. Write one, or leave the field empty.", field=field)
+    return int(text[:9])
 
 
 @router.post("/ui/settings/keys/{key_id}/revoke", dependencies=[SameOriginForm])

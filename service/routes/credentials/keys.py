@@ -10,9 +10,9 @@ from service.auth.authentication import Caller, PageCaller, require_administrato
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.http.routing import api_router
-from service.presenters.keys import keys_view, make_key
+from service.presenters.keys import keys_view, make_key, own_key_view
 from service.schemas.base import ErrorView
-from service.schemas.credentials import CreatedKey, CreateKey, Keys
+from service.schemas.credentials import CreatedKey, CreateKey, Keys, KeyView
 
 router = api_router(prefix="/keys", tags=["keys"])
 
@@ -27,6 +27,12 @@ def list_keys(session: ReadSession, app_state: AppStateDep, caller: PageCaller) 
     return keys_view(session, app_state, caller)
 
 
+@router.get("/self")
+def show_own_key(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> KeyView:
+    """Return the key of this request, with what it may do."""
+    return own_key_view(session, app_state, caller)
+
+
 @router.post("", status_code=201, responses=_ADMINISTRATORS, openapi_extra=json_body_schema(CreateKey))
 def create_key(
     app_state: AppStateDep,
@@ -36,7 +42,7 @@ def create_key(
 ) -> CreatedKey:
     """Create an API key; only for administrators. The response has the key, which is not shown again."""
     require_administrator(app_state, caller)
-    return make_key(session, body)
+    return make_key(session, app_state, body)
 
 
 @router.delete("/{key_id}", status_code=204, responses=_ADMINISTRATORS)

@@ -14,6 +14,7 @@ from support.live_service import make_job_body
 from core.db.database import now
 from core.db.models.credentials import ApiKey, BrowserSession
 from core.security import api_keys
+from core.security.key_rights import KeyRights
 from core.settings import Settings
 from service.auth.session_cookie import cookie_name
 
@@ -113,6 +114,26 @@ def test_every_route_refuses_whoever_may_not_use_it(app, anonymous_client, stran
             if not path.startswith(("/_s3/", "/ui/log")):
                 assert answer.json()["error"]["name"] == "Unauthorized", (method, path, who)
                 assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_a_key_with_the_scope_read_reads_every_route_and_changes_nothing(app, anonymous_client, database):
+    with database.write() as session:
+        _, secret = api_keys.create(session, "reader", rights=KeyRights(scope="read"))
+    refused, let_in = set(), set()
+    for method, path in guarded(app):
+        if path.startswith(("/worker/", "/_s3/")) or (method, path) in OWN_FORMS_ALONE:
+            continue  # they know no API key
+        headers = {"x-api-key": secret, "Sec-Fetch-Site": "same-origin"}
+        answer = anonymous_client.request(method, address(path), headers=headers)
+        is_refused = answer.status_code == 403 and "may only read" in answer.text
+        (refused if is_refused else let_in).add((method, path))
+    assert {method for method, _ in refused} == {"DELETE", "PATCH", "POST", "PUT"}
+    assert {path for method, path in let_in if method not in {"GET", "HEAD"}} == {
+        "/original/jobs/getPublicJob",
+        "/tensorboards",
+        "/ui/tensorboard",
+        "/jobs/{job_id}/artifacts/contents",
+    }
 
 
 def test_every_page_leads_whoever_may_not_see_it_to_the_sign_in(app, anonymous_client, strangers):

@@ -2,17 +2,28 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from gradient_cli import terminal
 from gradient_cli.arguments import connect
 from gradient_cli.errors import OK, UsageError
-from gradient_cli.formatting import format_moment, format_past, print_json, print_result, print_table
+from gradient_cli.formatting import format_moment, format_past, print_fields, print_json, print_result, print_table
 from gradient_cli.options import add_common, add_positional
 
 
 def add_create(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "name", needed=True, metavar="NAME", help="name of the key: who or what it is for")
     parser.add_argument("--days", metavar="N", help="days until the key expires (default: never)")
+    parser.add_argument(
+        "--scope",
+        choices=("read", "submit", "admin"),
+        default="submit",
+        help="read: see everything; submit: also submit, and change what is its own (default); admin: all",
+    )
+    parser.add_argument("--projects", metavar="NAMES", help="only projects it may submit to, separated by commas")
+    parser.add_argument("--machineTypes", metavar="NAMES", help="only machine types it may use, separated by commas")
+    parser.add_argument("--maxJobs", metavar="N", help="most unfinished jobs that it may have at once")
+    parser.add_argument("--agent", action="store_true", help="a program acts with the key, not a person")
     add_common(parser, create_key)
 
 
@@ -25,10 +36,23 @@ def add_revoke(parser: argparse.ArgumentParser) -> None:
     add_common(parser, revoke_key)
 
 
+def add_whoami(parser: argparse.ArgumentParser) -> None:
+    add_common(parser, show_own_key)
+
+
 def create_key(args: argparse.Namespace) -> int:
-    if args.days is not None and not args.days.isdecimal():
-        raise UsageError(f"days: {args.days!r} is not a whole number", hint="For example --days 90.")
-    created = connect(args).create_key(args.name, None if args.days is None else int(args.days))
+    key: dict[str, Any] = {"name": args.name, "scope": args.scope, "agent": args.agent}
+    for option in ("days", "maxJobs", "projects", "machineTypes"):
+        text = getattr(args, option)
+        if text is None:
+            continue
+        if option in {"projects", "machineTypes"}:
+            key[option] = [name.strip() for name in text.split(",") if name.strip()]
+        elif text.isdecimal():
+            key[option] = int(text)
+        else:
+            raise UsageError(f"{option}: {text!r} is not a whole number", hint=f"For example --{option} 90.")
+    created = connect(args).create_key(key)
     if args.json:
         return print_json(created)
     sys.stdout.write(f"{created['apiKey']}\n")
@@ -36,6 +60,32 @@ def create_key(args: argparse.Namespace) -> int:
     until = f"it expires at {format_moment(expires)}" if expires else "it never expires (use --days N for an expiry)"
     terminal.print_message(f"created key {created['id']}; it is shown only once, for `gradient-cli login`; {until}")
     return OK
+
+
+def show_own_key(args: argparse.Namespace) -> int:
+    api = connect(args)
+    key = api.own_key()
+    if args.json:
+        return print_json({"server": api.url, **key})
+    print_fields(
+        {
+            "Server": api.url,
+            "Key": f"{key['name']} ({key['id']}){', of a program' if key.get('agent') else ''}",
+            "Rights": describe_rights(key),
+            "Expires": format_moment(key["expiresAt"]) if key.get("expiresAt") else "never",
+        }
+    )
+    return OK
+
+
+def describe_rights(key: dict[str, Any]) -> str:
+    rights = ["admin" if key.get("administrator") else str(key.get("scope") or "submit")]
+    for field, noun in (("projects", "projects"), ("machineTypes", "machine types")):
+        if key.get(field) is not None:
+            rights.append(f"only {noun} {', '.join(key[field])}")
+    if key.get("maxJobs") is not None:
+        rights.append(f"at most {key['maxJobs']:,} unfinished jobs")
+    return "; ".join(rights)
 
 
 def list_keys(args: argparse.Namespace) -> int:
@@ -50,10 +100,11 @@ def list_keys(args: argparse.Namespace) -> int:
             format_past(key.get("lastUsedAt")) or "never",
             format_past(key.get("createdAt")),
             str(key.get("expiresAt") or "never")[:10],
+            describe_rights(key),
         ]
         for key in answer["keys"]
     ]
-    print_table(("ID", "NAME", "STATE", "LAST USED", "CREATED", "EXPIRES"), rows, whole=("ID",))
+    print_table(("ID", "NAME", "STATE", "LAST USED", "CREATED", "EXPIRES", "RIGHTS"), rows, whole=("ID",))
     return OK
 
 

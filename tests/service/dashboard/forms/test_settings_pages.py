@@ -29,7 +29,7 @@ def test_a_key_is_shown_once_and_can_be_revoked(signed_in_browser, client, api_k
     assert client.get("/jobs", headers={"x-api-key": secret}).status_code == 401
 
 
-@pytest.mark.parametrize(("days", "words"), [("soon", "not a number of days"), ("0", "out of range")])
+@pytest.mark.parametrize(("days", "words"), [("soon", "not a whole number"), ("0", "out of range")])
 @pytest.mark.usefixtures("administrator")
 def test_wrong_days_keep_the_name(signed_in_browser, client, api_key, days, words):
     page = signed_in_browser.post("/ui/settings/keys", data={"name": "kept", "days": days, "own_key": api_key})
