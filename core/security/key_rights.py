@@ -1,4 +1,4 @@
-"""What an API key may do: its scope, the projects and machine types of its jobs, and how many there may be at once."""
+"""Rights of API keys: their scope, the projects and machine types of their jobs, and how many there may be at once."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass

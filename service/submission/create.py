@@ -187,11 +187,7 @@ def dry_run(
     machine, backend = valid.machine, app_state.backend_for(valid.machine)
     with app_state.database.read() as session:
         dependencies.check(session, valid.spec, lock=False)
-        if request.project_id:
-            name = queries.project(session, request.project_id).name
-        else:
-            name = request.project or DEFAULT_PROJECT
-        project_id = request.project_id or projects.find_id(session, name) or ""
+        project_id, name = _find_project(session, request)
         rights.check_project(session, project_id, name)
         job = _prospective_job(valid, backend, project_id, request.nodes)
         offered, waits = live_workers(session), prospective_waits(session, [job])[job.id]
@@ -215,6 +211,14 @@ def dry_run(
             *valid.notes,
         ],
     )
+
+
+def _find_project(session: Session, request: SubmitJob) -> tuple[str, str]:
+    """Return a job's project: its id, empty if it is yet to be created, and its name."""
+    if request.project_id:
+        return request.project_id, queries.project(session, request.project_id).name
+    name = request.project or DEFAULT_PROJECT
+    return projects.find_id(session, name) or "", name
 
 
 def clone(
