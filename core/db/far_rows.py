@@ -106,6 +106,7 @@ _SOUND: dict[str, list[str]] = {
         _is_json("machine_types", "array", f"strict $[*] {_OTHER_THAN_STRING}"),
         _is_json("gpus", "array", f"strict $[*] {_OTHER_THAN_STRING}"),
         _is_json("taken_gpus", "object", f"strict $.* {_OTHER_THAN_STRING}"),
+        _is_json("gpu_faults", "object", f"strict $.* {_OTHER_THAN_STRING}"),
         *_are_past("seen_at started_at"),
         *_within("slots", "0", "100000"),
         *_within("cpus memory_mb", "0", "1e9"),

@@ -29,7 +29,7 @@ MAY_UPDATE = {
     "leader_leases": "holder until",
     "repair_counts": "last_at last_worker total",
     "resources": "billed_at billed_until deleting_at detail gone_at health operation price_per_hour seen_at state",
-    "workers": "backends boot_id cpus gpus low_disk machine_types memory_mb nodes_address refusal "
+    "workers": "backends boot_id cpus gpu_faults gpus low_disk machine_types memory_mb nodes_address refusal "
     "seen_at slots started_at taken_gpus",
 }
 MAY_INSERT = "events installation job_params last_metrics leader_leases metrics outbox repair_counts resources"
@@ -266,6 +266,7 @@ MALFORMED = (
     "UPDATE workers SET backends = '[5]'",
     "UPDATE workers SET gpus = '{\"a\": 1}'",
     "UPDATE workers SET taken_gpus = '{\"a\": 1}'",
+    "UPDATE workers SET gpu_faults = '{\"a\": 1}'",
     "UPDATE workers SET machine_types = 'null'",
     "UPDATE workers SET cpus = 'NaN'",
     "UPDATE workers SET slots = -1",
@@ -286,7 +287,7 @@ SOUND = (
     "UPDATE jobs SET handle = '{\"sandboxed\": true}', reason = 'completed', artifacts_state = 'partial'",
     'UPDATE attempts SET gpus = \'[{"index": 0, "uuid": "u", "memory": 1, "driver": null}]\', log_bytes = 5',
     'UPDATE attempts SET tpu = \'{"zone": "z", "name": "n", "type": "t", "url": null}\', reason = \'process_lost\'',
-    "UPDATE workers SET gpus = '[\"0\"]', backends = '[]', taken_gpus = '{\"0\": \"X\"}', machine_types = NULL",
+    "UPDATE workers SET gpus = '[\"0\"]', backends = '[]', gpu_faults = '{\"0\": \"X\"}', machine_types = NULL",
     'INSERT INTO metrics SELECT id, 1, \'job\', 7, 1, now(), \'{"a": "NaN", "b": 1e3}\' FROM jobs',
     "INSERT INTO repair_counts VALUES ('strays', 3, now(), 'a')",
     "UPDATE repair_counts SET total = total + 2",

@@ -8,6 +8,7 @@ from sqlalchemy.sql import ColumnElement
 
 from core.catalogue.images import MAX_REFERENCE
 from core.db.database import Base, UtcDateTime
+from core.jobs.reasons import HOST_FAULTS
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import TERMINAL, JobState
 
@@ -28,6 +29,7 @@ _SCHEDULED = text("schedule_id IS NOT NULL")
 _SCHEDULED_ACTIVE = text("schedule_id IS NOT NULL AND finished_at IS NULL")
 _TO_NOTIFY = text("to_notify IS NOT NULL")
 _RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
+BY_FAULT_OF_HOST = text("reason IN ({})".format(", ".join(f"'{reason}'" for reason in HOST_FAULTS)))
 
 _SCRIPT = re.compile(r"(?<![^\s/'\"])([^\s/'\"]+)\.(?:py|sh|ipynb)(?![^\s'\";&|)])")
 MAX_DIGEST = MAX_REFERENCE + 80  # characters of a repository's name with a digest
@@ -297,6 +299,10 @@ class Attempt(Base):
     mean_gpu_percent: Mapped[float | None]  # of all its GPUs
     mean_host_cpu_percent: Mapped[float | None]  # of all programs of its host; 100 is one CPU
 
+    __table_args__ = (
+        Index("ix_attempts_host_faults", "ended_at", sqlite_where=BY_FAULT_OF_HOST, postgresql_where=BY_FAULT_OF_HOST),
+    )
+
 
 class GpuAllocation(Base):
     """A GPU allocated to a job. The primary key ensures that two jobs never share one."""
@@ -399,6 +405,10 @@ class Worker(Base):
     seen_at: Mapped[datetime] = mapped_column(UtcDateTime)
     taken_gpus: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
     """GPUs in use outside this service, and by what; as of the last attempt to allocate one."""
+    gpu_faults: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
+    """GPUs that are broken, and how that shows; no job gets them until an administrator resumes the worker."""
+    accepted_gpu_faults: Mapped[dict[str, str] | None] = mapped_column(JSON(none_as_null=True))
+    """Faults with which an administrator let jobs have a GPU again; only others take it out once more."""
     refusal: Mapped[str | None] = mapped_column(Text)
     """Explanation why it takes no jobs (then `backends` is empty), or none of one backend; None: it takes all."""
     low_disk: Mapped[str | None] = mapped_column(Text)
@@ -406,7 +416,11 @@ class Worker(Base):
     nodes_address: Mapped[str | None] = mapped_column(String(64))
     """Address at which nodes on other hosts reach those here; None: nodes run here only together, on its host alone."""
     drained_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
-    """Time at which an administrator drained it; it claims nothing since, even after a restart."""
+    """Time at which it was drained; it claims nothing since, even after a restart."""
+    drain_reason: Mapped[str | None] = mapped_column(Text)
+    """Explanation why the service drained it; None: it is not drained, or an administrator did it."""
+    resumed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    """Time at which it was last resumed: earlier failures of its host no longer count."""
 
 
 class LeaderLease(Base):

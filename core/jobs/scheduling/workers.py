@@ -108,6 +108,11 @@ def set_taken_gpus(session: Session, name: str, taken: dict[str, str]) -> None:
     session.execute(update(Worker).where(Worker.name == name).values(taken_gpus=taken or None))
 
 
+def set_gpu_faults(session: Session, name: str, faults: dict[str, str]) -> None:
+    """Record which GPUs of a worker are broken, and how that shows."""
+    session.execute(update(Worker).where(Worker.name == name).values(gpu_faults=faults or None))
+
+
 def set_low_disk(session: Session, name: str, why: str | None) -> None:
     """Record why a worker claims nothing for lack of disk space; None: it has enough again."""
     session.execute(update(Worker).where(Worker.name == name).values(low_disk=why))
@@ -180,16 +185,21 @@ def _results_by_job(
 
 
 def set_drained(session: Session, name: str, *, drained: bool) -> None:
-    """Set or clear a worker's drained flag: a drained worker claims no jobs; those it runs continue."""
-    change = update(Worker).where(Worker.name == name)
-    if drained:
-        change = change.where(Worker.drained_at.is_(None)).values(drained_at=now())
-    else:
-        change = change.values(drained_at=None)
-    session.execute(change)
-    if session.scalar(select(Worker.name).where(Worker.name == name)) is None:
+    """Set or clear a worker's drained flag: a drained worker claims no jobs; those it runs continue.
+
+    A resumed worker also offers GPUs again that are known to be broken, until they show another fault.
+    """
+    worker = session.scalar(select(Worker).where(Worker.name == name).with_for_update())
+    if worker is None:
         names = ", ".join(session.scalars(select(Worker.name).order_by(Worker.name))) or "none yet"
         raise WorkerNotFound(f"No worker is named {name!r}. Known workers: {names}.", field="name")
+    values: dict[str, object] = {"drained_at": now()}
+    if not drained:
+        accepted = {**(worker.accepted_gpu_faults or {}), **(worker.gpu_faults or {})} or None
+        values = {"drained_at": None, "drain_reason": None, "resumed_at": now(), "gpu_faults": None}
+        values["accepted_gpu_faults"] = accepted
+    if not drained or worker.drained_at is None:
+        session.execute(update(Worker).where(Worker.name == name).values(**values))
     record_change(session, "worker_drained" if drained else "worker_resumed", name)
 
 
