@@ -189,12 +189,17 @@ class WorkerContext(Stores):
 
     def taken_gpus(self, gpus: Collection[str]) -> dict[str, str]:
         """Return which of these GPUs something uses now, and what; for GPUs that no job of ours holds."""
-        reasons: dict[str, str] = {}
-        for name in self.enabled_backends:
-            backend = self.backend(name)
-            if backend.gpus() is not None:
-                reasons |= backend.taken_gpus(gpus)
-        return reasons
+        return self._describe_gpus(lambda backend: backend.taken_gpus(gpus))
+
+    def broken_gpus(self, gpus: Collection[str]) -> dict[str, str]:
+        """Return which of these GPUs are broken, and how that shows: now, or since a job was launched with them."""
+        return self._describe_gpus(lambda backend: backend.broken_gpus(gpus))
+
+    def _describe_gpus(self, describe: Callable[[Backend], dict[str, str]]) -> dict[str, str]:
+        backends = map(self.backend, self.enabled_backends)
+        return dict(
+            chain.from_iterable(describe(backend).items() for backend in backends if backend.gpus() is not None)
+        )
 
     def image_backends(self) -> list[ImageBackend]:
         backends = (self.backend(name) for name in self.enabled_backends)

@@ -31,6 +31,7 @@ from worker.maintenance.job_sweep import Sweep
 from worker.registration import Registration
 from worker.service_link.link import Refused, TokenRefused
 from worker.statsd.listener import Listener
+from worker.usable_gpus import UsableGpus
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,6 @@ DATABASE_PAUSE_SECONDS = 2.0
 FAILURE_PAUSE_SECONDS = 5.0
 _DETACH_SECONDS = 20.0
 _FENCE_CHECK_SECONDS = 5.0
-REPORT_SECONDS = 10.0
 _LEASES_SECONDS = 0.1
 _DISK_SECONDS = 1.0
 _REMEMBERED_ARRAYS = 1000
@@ -77,9 +77,9 @@ class Supervisor:
         self._fence_thread = threading.Thread(target=self._fence_loop, name="fence", daemon=True)
         self._statsd = Listener(context)
         self._exec = ExecListener(context)
-        self._heartbeat_at = self._adopt_at = self._reported_at = self._leases_at = 0.0
+        self._heartbeat_at = self._adopt_at = self._leases_at = 0.0
         self._registered = self._expects_job = self._leases_unread = False
-        self._busy_gpus: dict[str, str] = {}
+        self._gpus = UsableGpus(context)
         self._short_arrays: dict[str, None] = {}  # whose last member was short, the latest last
         self._disk_shortage: str | None = None
         self._claim_failure: str | None = None
@@ -175,7 +175,7 @@ class Supervisor:
                 if self._registration.is_refused_for_good:
                     self._leave(error)
                 return
-            self._busy_gpus, self._disk_shortage = {}, None
+            self._gpus.taken, self._disk_shortage = {}, None
             self._adopt()
             self._registered = True
         # A wake-up means that there is likely a job; on SQLite, of one host, a claim for nothing disturbs nobody.
@@ -224,8 +224,8 @@ class Supervisor:
         if offer != self._offer:
             self._offer = offer
             self._registered = False
-        elif self._busy_gpus:
-            self._offer_without_taken_gpus()  # the processes that used them may have ended
+        elif self._gpus.taken:
+            self._gpus.select(self._offer)  # the processes that used them may have ended
 
     def _pause(self) -> float:
         poll = self._worker_settings.poll_seconds
@@ -263,7 +263,7 @@ class Supervisor:
         if not self._context.is_still_ready(self._offer):
             self._refresh_offer()
             return False
-        offer = self._offer_without_taken_gpus()
+        offer = self._gpus.select(self._offer)
         if offer.gpus != self._offer.gpus and not self._has_claimable_job(offer):
             return False
         job = self._context.claim(offer)
@@ -292,22 +292,6 @@ class Supervisor:
     def _has_claimable_job(self, offer: claims.WorkerOffer) -> bool:
         with self._context.database.read() as session:
             return claims.has_claimable_job(session, offer)
-
-    def _offer_without_taken_gpus(self) -> claims.WorkerOffer:
-        """Return the offer without GPUs that something else uses; called when a job is waiting."""
-        if not self._offer.gpus:
-            return self._offer
-        with self._context.database.read() as session:
-            free = claims.find_free_gpus(session, self._offer)
-        taken = self._context.taken_gpus(free) if free else {}
-        changed = taken.keys() != self._busy_gpus.keys()
-        if changed:
-            logger.warning("gpus_taken" if taken else "gpus_free", extra={"taken": taken})
-        # A GPU's usage changes all the time, and not every change is worth a write.
-        if changed or (taken != self._busy_gpus and time.monotonic() >= self._reported_at + REPORT_SECONDS):
-            self._context.write(lambda session: workers.set_taken_gpus(session, self._context.worker_name, taken))
-            self._busy_gpus, self._reported_at = taken, time.monotonic()
-        return replace(self._offer, gpus=tuple(gpu for gpu in self._offer.gpus if gpu not in taken))
 
     def _start_attempt(self, job: Job) -> None:
         attempt = self._keep(job)

@@ -259,13 +259,7 @@ _ALL = (
         retry=True,
         unlimited=True,
     ),
-    Reason(
-        "gpu_fault",
-        S.FAILED,
-        FaultOwner.MACHINE,
-        "A GPU of the job's machine failed, and gets no more jobs: {detail}",
-        retry=True,
-    ),
+    Reason("gpu_fault", S.FAILED, FaultOwner.MACHINE, "A GPU broke, and gets no more jobs: {detail}", retry=True),
     Reason(
         "no_working_dir",
         S.FAILED,
@@ -449,10 +443,3 @@ def reason_message(reason: str, detail: str | None = None) -> str:
     """Return the user's sentence for a reason, with the detail filled in."""
     text = REASONS[reason].message
     return text.replace("{detail}", detail or "no details are known")
-
-
-HOST_FAULTS = (
-    *("disk_full", "engine_restarted", "engine_unavailable", "gpu_fault", "host_restarted", "launch_failed"),
-    *("lost_contact", "never_started", "no_gpu_runtime", "process_lost", "worker_lost"),
-)
-"""Reasons that speak against the host of an attempt."""

@@ -18,7 +18,15 @@ from core.db.models.notifications import ALL, NotificationDelivery, Notification
 from core.errors import CredentialNotFound, SpecInvalid
 from core.jobs import projects
 from core.jobs.guarded_updates import insert_ignore
-from core.jobs.spec.notify import DEFAULT_EVENTS, OF_KIND, RECEIVER_NAME, check_events, matches, parse_notify
+from core.jobs.spec.notify import (
+    DEFAULT_EVENTS,
+    OF_KIND,
+    OF_WORKERS,
+    RECEIVER_NAME,
+    check_events,
+    matches,
+    parse_notify,
+)
 from core.notifications.apprise_address import SCHEMES, check
 from core.security.actor import record_change
 from core.security.credentials import receiver_purpose
@@ -68,8 +76,9 @@ def put(
             field="name",
         )
     events = check_events(settings["events"], "events") or list(DEFAULT_EVENTS)
-    if "worker.lost" in events and "all" not in settings["jobs"]:
-        raise SpecInvalid("worker.lost is of no job. Give the receiver the events of all jobs.", field="jobs")
+    of_workers = next((event for event in events if event in OF_WORKERS), None)
+    if of_workers is not None and "all" not in settings["jobs"]:
+        raise SpecInvalid(f"{of_workers} is of no job. Give the receiver the events of all jobs.", field="jobs")
     kind, address = _describe_url(settings["url"])
     receiver = session.get(Receiver, name, with_for_update=True)
     owner = key_id if receiver is None else receiver.submitted_by

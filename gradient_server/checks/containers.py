@@ -26,7 +26,7 @@ def check(settings: Settings) -> Iterator[Finding]:
     yield live_restore(info)
     yield isolation(settings, info)
     yield firewall(settings)
-    yield gpus(nvml.read_gpus(), info)
+    yield gpus(nvml.read_gpus().samples, info)
 
 
 def live_restore(info: dict[str, Any]) -> Finding:

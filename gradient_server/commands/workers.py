@@ -46,7 +46,14 @@ def _list(database: Database, *, as_json: bool) -> int:
             places = f"{row['jobs']}/{row['slots']}"
             gpus = "-" if row["gpus"] is None else str(len(row["gpus"]))
             takes = ", ".join(row["machineTypes"] or ["all types"]) + f" ({', '.join(row['backends'])})"
-            parts = (takes if row["backends"] else "nothing", row["refusal"], row["lowDisk"])
+            broken = (f"GPU {gpu} is broken: {fault}" for gpu, fault in row["gpuFaults"].items())
+            parts = (
+                takes if row["backends"] else "nothing",
+                row["refusal"],
+                row["lowDisk"],
+                row["drainReason"],
+                *broken,
+            )
             print(f"{row['name']:24} {row['state']:9} {places:>7} {gpus:>5}  {'; '.join(filter(None, parts))}")
     return 0
 
@@ -126,6 +133,8 @@ def _worker_rows(session: Session) -> list[dict[str, Any]]:
             "memoryMb": worker.memory_mb,
             "refusal": worker.refusal,
             "lowDisk": worker.low_disk,
+            "drainReason": worker.drain_reason,
+            "gpuFaults": worker.gpu_faults or {},
             "seenAt": iso_time(worker.seen_at),
         }
         for worker, state in workers.states(session)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from core.db.database import now
@@ -173,17 +173,30 @@ def of_missed_time(session: Session, app_state: AppState, schedule: Schedule, re
     )
 
 
-def of_lost_workers(session: Session, app_state: AppState) -> Iterator[Notice]:
-    """Yield a message for each worker that is silent for as long as its jobs wait for it; the same each time."""
-    seconds = app_state.settings.worker.lost_after_seconds
-    silent = select(Worker).where(Worker.seen_at < now(-seconds), Worker.drained_at.is_(None))
-    for worker in session.scalars(silent.where(Worker.seen_at > now(-seconds - _LATELY_SECONDS))):
-        seen = iso_time(worker.seen_at)
-        yield Notice(
-            key=f"worker-{hashlib.sha256(f'{worker.name} {seen}'.encode()).hexdigest()}",
-            event="worker.lost",
-            summary=f"Worker {worker.name} on {worker.host} has been silent since {seen}",
-            data={"worker": {"name": worker.name, "host": worker.host, "seenAt": seen}},
-            at=session.scalars(select(now())).one(),
-            subjects=(),
-        )
+def of_workers(session: Session, app_state: AppState) -> Iterator[Notice]:
+    """Yield a message for each lost worker, each one that the service drained, and each broken GPU; always the same.
+
+    A worker is lost once it is silent for as long as its jobs wait for it, and is not drained.
+    """
+    lost = now(-app_state.settings.worker.lost_after_seconds)
+    lately = now(-app_state.settings.worker.lost_after_seconds - _LATELY_SECONDS)
+    current = session.scalars(select(now())).one()
+    silent = Worker.seen_at.between(lately, lost) & Worker.drained_at.is_(None)
+    of_interest = or_(silent, Worker.drain_reason.is_not(None), Worker.gpu_faults.is_not(None))
+    for worker, is_silent in session.execute(select(Worker, silent).where(of_interest)):
+        name, events = f"Worker {worker.name} on {worker.host}", []
+        if is_silent:
+            events.append(("worker.lost", f"has been silent since {iso_time(worker.seen_at)}"))
+        if worker.drain_reason is not None:
+            events.append(("worker.drained", f"claims no more jobs: {worker.drain_reason}"))
+        for gpu, why in (worker.gpu_faults or {}).items():
+            events.append(("gpu.drained", f"gives jobs GPU {gpu} no more, which is broken: {why}"))
+        for event, what in events:
+            yield Notice(
+                key=f"worker-{hashlib.sha256(f'{worker.name} {what}'.encode()).hexdigest()}",
+                event=event,
+                summary=f"{name} {what}",
+                data={"worker": {"name": worker.name, "host": worker.host, "seenAt": iso_time(worker.seen_at)}},
+                at=current,
+                subjects=(),
+            )

@@ -21,7 +21,7 @@ from core.notifications.deliveries import Answer, Claimed, Notice
 from core.security.encryption import Vault
 from core.system.failpoints import failpoint
 from service.app_state import AppState
-from service.notifications.notices import ended_subjects, notices_of, of_lost_workers, of_sweep
+from service.notifications.notices import ended_subjects, notices_of, of_sweep, of_workers
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Sender:
         current = time.monotonic()
         if current > self._workers_at:
             self._workers_at = current + _WORKERS_SECONDS
-            collect_lost_workers(self._app_state)
+            collect_workers(self._app_state)
         if current > self._forget_at:
             self._forget_at = current + _FORGET_SECONDS
             with self._app_state.database.write() as session:
@@ -160,10 +160,10 @@ def _make_notices(session: Session, app_state: AppState, events: Sequence[Event]
     return [notice for event in events for notice in _make_notices(session, app_state, [event])]
 
 
-def collect_lost_workers(app_state: AppState) -> None:
-    """Write the messages of workers that are lost; again, they are the same."""
+def collect_workers(app_state: AppState) -> None:
+    """Write the messages of workers; again, they are the same."""
     with app_state.database.read() as session:
-        notices = list(of_lost_workers(session, app_state))
+        notices = list(of_workers(session, app_state))
     if notices:
         with app_state.database.write() as session:
             for notice in notices:

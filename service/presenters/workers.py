@@ -19,7 +19,7 @@ def worker_views(session: Session) -> list[WorkerView]:
             worker,
             state=state,
             job_ids=held.get(worker.name, []),
-            gpus=None if worker.gpus is None else [_gpu_view(worker, gpu, holders, used) for gpu in worker.gpus],
+            gpus=None if worker.gpus is None else [_gpu_view(worker, gpu, holders, used) for gpu in _gpus(worker)],
         )
         for worker, state in workers.states(session)
     ]
@@ -34,10 +34,16 @@ def _gpu_usage(sample: Mapping[str, float | None]) -> tuple[float | None, float 
     return (sum(percents) / len(percents) if percents else None), max(memory, default=None)
 
 
+def _gpus(worker: Worker) -> list[str]:
+    """Return a worker's GPUs, also those that its driver no longer lists."""
+    return list(dict.fromkeys([*(worker.gpus or ()), *(worker.gpu_faults or {})]))
+
+
 def _gpu_view(
     worker: Worker, gpu: str, holders: dict[tuple[str, str], str], used: dict[str, tuple[float | None, float | None]]
 ) -> WorkerGpu:
     job_id = holders.get((worker.host, gpu))
     percent, memory = used[job_id] if job_id else (None, None)
     taken = None if job_id else (worker.taken_gpus or {}).get(gpu)
-    return WorkerGpu(gpu=gpu, job_id=job_id, taken_by=taken, percent=percent, memory_bytes=memory)
+    fault = (worker.gpu_faults or {}).get(gpu)
+    return WorkerGpu(gpu=gpu, job_id=job_id, taken_by=taken, fault=fault, percent=percent, memory_bytes=memory)

@@ -9,6 +9,7 @@ class WorkerGpu(View):
     gpu: str = Field(description="index or UUID")
     job_id: str | None = Field(description="job that holds it; null: none")
     taken_by: str | None = Field(description="what uses it outside this service; null: nothing known")
+    fault: str | None = Field(description="how it shows that it is broken, so that no job gets it; null: nothing known")
     percent: float | None = Field(description="last sample of its use; of several of one job, their mean")
     memory_bytes: float | None = Field(
         description="last sample of its memory in use; of several, the one with the most"
@@ -27,6 +28,7 @@ class WorkerView(View):
     seen_at: Time = Field(description="time of its last heartbeat")
     started_at: Time
     drained_at: Time | None
+    drain_reason: str | None = Field(description="why the service drained it; null: it did not")
     slots: int
     job_ids: list[str] = Field(description="jobs that it holds, oldest first")
     backends: list[str]

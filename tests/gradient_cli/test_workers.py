@@ -25,6 +25,16 @@ def test_workers_are_listed(cli, server):
     listed = cli("workers", "list")
     assert listed.stdout.splitlines()[1].split()[::6] == ["lab-1", "nothing"]
     assert listed.stderr.splitlines() == ["lab-1: It has no mark.", "lab-2: 1 MiB is free"]
+    gpus = [{"gpu": "0", "fault": "it has to be reset"}, {"gpu": "1"}]
+    drained = WORKER | {"state": "drained", "drainReason": "3 jobs in turn failed", "gpus": gpus}
+    server.on("GET", "/workers", {"workers": [drained]})
+    listed = cli("workers", "list")
+    assert "1/2" in listed.stdout.splitlines()[1]
+    assert listed.stderr.splitlines() == [
+        "lab-1: 3 jobs in turn failed",
+        "lab-1: GPU 0 is broken: it has to be reset",
+        "  gradient-cli workers resume lab-1",
+    ]
     server.on("GET", "/workers", {"workers": []})
     assert "no worker has reported yet" in cli("workers", "list").stderr
 

@@ -27,6 +27,11 @@ class FakeDriver:
         self.percent = [0] * gpus
         self.pids: list[list[int]] = [[] for _ in range(gpus)]
         self.lost: set[int] = set()
+        self.lost_error = pynvml.NVML_ERROR_GPU_IS_LOST
+        self.ecc: dict[int, int] = {}
+        self.remapped: dict[int, tuple[int, int, int, int]] = {}
+        self.throttle: dict[int, int] = {}
+        self._xids: dict[int, list[int]] = {}
         self.init_count = self.open = 0
         self.error: int | None = None
         given = {
@@ -45,6 +50,14 @@ class FakeDriver:
             "nvmlDeviceGetTemperature": lambda *_: 41,
             "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [SimpleNamespace(pid=pid) for pid in self.pids[gpu]],
             "nvmlDeviceGetGraphicsRunningProcesses": lambda _: [],
+            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: self.throttle.get(gpu, 0),
+            "nvmlDeviceGetTotalEccErrors": self._ecc_errors,
+            "nvmlDeviceGetRemappedRows": lambda gpu: self.remapped.get(gpu, (0, 0, 0, 0)),
+            "nvmlDeviceGetRetiredPagesPendingStatus": lambda _: self._fail(pynvml.NVML_ERROR_NOT_SUPPORTED),
+            "nvmlEventSetCreate": list,
+            "nvmlDeviceRegisterEvents": self._register,
+            "nvmlEventSetWait_v2": self._next_event,
+            "nvmlEventSetFree": lambda _: None,
         }
         for name, call in given.items():
             monkeypatch.setattr(pynvml, name, call)  # refuses a name that the library does not have
@@ -58,8 +71,23 @@ class FakeDriver:
     def _shut_down(self) -> None:
         self.open -= 1
 
+    def report_xids(self, gpu: int, *xids: int) -> None:
+        """Report errors of a GPU to those that wait for them."""
+        self._xids[gpu].extend(xids)
+
+    def _register(self, gpu: int, kinds: int, events: list[int]) -> None:
+        assert kinds == pynvml.nvmlEventTypeXidCriticalError
+        self._xids[gpu] = events
+
+    def _next_event(self, events: list[int], _milliseconds: int) -> SimpleNamespace:
+        return SimpleNamespace(eventData=events.pop(0)) if events else self._fail(pynvml.NVML_ERROR_TIMEOUT)
+
+    def _ecc_errors(self, gpu: int, kind: int, counter: int) -> int:
+        assert (kind, counter) == (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
+        return self.ecc.get(gpu, 0)
+
     def _handle(self, index: int) -> int:
-        return self._fail(pynvml.NVML_ERROR_GPU_IS_LOST) if index in self.lost else index
+        return self._fail(self.lost_error) if index in self.lost else index
 
     def _memory_info(self, gpu: int, version: int | None = None) -> SimpleNamespace:
         kept = 0 if version else 600 * MIB  # the first version counts what the driver keeps for itself
@@ -74,13 +102,18 @@ class FakeDriverEnvironment:
 
     def __init__(self, folder: Path, gpus: int) -> None:
         self._state_file = folder / "gpus.json"
-        self._usage: list[tuple[int, list[int]]] = [(0, [])] * gpus
+        self._usage: list[tuple[int, list[int], list[int]]] = [(0, [], []) for _ in range(gpus)]
         self.environment = {"PYTHONPATH": str(_FAKE_LIBRARY), "FAKE_GPUS": str(self._state_file)}
         self._write_state()
 
     def use(self, gpu: int, memory_mib: int, *pids: int) -> None:
         """Simulate processes that use a GPU."""
-        self._usage[gpu] = (memory_mib, list(pids))
+        self._usage[gpu] = (memory_mib, list(pids), [])
+        self._write_state()
+
+    def report_xids(self, gpu: int, *xids: int) -> None:
+        """Report errors of a GPU to those that wait for them."""
+        self._usage[gpu][2].extend(xids)
         self._write_state()
 
     def _write_state(self) -> None:

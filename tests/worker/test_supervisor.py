@@ -11,10 +11,12 @@ from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
 from core.jobs.queries import JobFilter
 from core.jobs.scheduling import claims, workers
+from core.jobs.scheduling.wait_status import wait_status
 from core.notify.wakeup_file import WakeupFile
 from core.settings import Settings
 from core.system.inotify import FileWatcher
 from worker import supervisor as module
+from worker import usable_gpus
 from worker.context import WorkerContext
 from worker.supervisor import Supervisor
 
@@ -160,7 +162,7 @@ def taken(host, monkeypatch):
 
 
 def test_a_gpu_that_something_uses_is_passed_over(database, submit, attempts, taken, host, start, monkeypatch):
-    monkeypatch.setattr(module, "REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(usable_gpus, "REPORT_SECONDS", 0.1)
     host.settings.worker.sweep_seconds = 0.1
     taken["0"] = "900 MiB in use, by process 7"
     first, second = submit(machine="V100"), submit(machine="V100")
@@ -184,6 +186,34 @@ def test_a_gpu_that_something_uses_is_passed_over(database, submit, attempts, ta
     wait_until(lambda: second.id in attempts, "the second to be claimed once the GPU is free")
     assert held()[second.id] == ("0",)
     wait_until(lambda: told() is None, "nothing to be told any more")
+
+
+def test_a_broken_gpu_gets_no_job_until_its_worker_is_resumed(
+    database, submit, attempts, taken, host, start, monkeypatch
+):
+    host.settings.worker.sweep_seconds = 0.1
+    broken = {"0": "it fell off the bus", "1": "7 ECC errors"}
+    monkeypatch.setattr(host, "broken_gpus", lambda gpus: {gpu: broken[gpu] for gpu in gpus if gpu in broken})
+    first = submit(machine="V100")
+    start()
+
+    def worker():
+        with database.read() as session:
+            return session.get(Worker, "w1")
+
+    wait_until(lambda: (row := worker()) is not None and row.gpu_faults == broken, "both to be taken out")
+    assert taken == {}
+    with database.read() as session:
+        told = wait_status(session, queries.get(session, first.id))
+    assert "0 of 2 are free" in told.detail
+    assert "GPU 0 is broken (it fell off the bus); GPU 1 is broken (7 ECC errors)" in told.detail
+    broken["1"] = "8 ECC errors"
+    with database.write() as session:
+        workers.set_drained(session, "w1", drained=False)
+    wait_until(lambda: first.id in attempts, "the job to be claimed")
+    with database.read() as session:
+        assert claims.gpus_of(session, queries.get(session, first.id)) == ("0",)
+    assert worker().gpu_faults == {"1": "8 ECC errors"}, "its new fault was not accepted"
 
 
 @pytest.fixture

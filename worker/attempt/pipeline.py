@@ -17,7 +17,8 @@ from core.db.models.jobs import Job
 from core.errors import GradientError, LeaseLost, StoreUnavailable
 from core.jobs import lifecycle, queries
 from core.jobs.guarded_updates import set_output_sizes
-from core.jobs.scheduling import claims
+from core.jobs.reasons import reason_message
+from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.nodes import PREPARED_PHASE
 from core.jobs.spec.image_options import DOCKERFILE
 from core.jobs.states import WAITING_PHASE, JobState
@@ -49,6 +50,7 @@ STOPPED_COLLECT_SECONDS = 60.0  # after a stop: enough for a disk that is full o
 FAILURE_PAUSE_SECONDS = 5.0
 _MAX_FAILURES = 5
 _FAILURE_RESET_SECONDS = 300.0
+_BY_BROKEN_GPU = frozenset({"exit_nonzero", "killed", "signalled"})  # ends for which a broken GPU may be to blame
 
 
 class AttemptRun:
@@ -220,11 +222,17 @@ class AttemptRun:
                     task.end()
 
     def _mark_finishing(self, end: Exit, ended_at: float | None = None) -> None:
-        reason, detail, code = end.reason or "process_lost", end.detail, end.code
+        gpus = self._gpus()
+        broken = self._backend.broken_gpus(gpus) if gpus else {}
 
         def mark(session: Session) -> Job:
+            reason, detail = end.reason or "process_lost", end.detail
+            new = workers.add_gpu_faults(session, self._context.worker_name, broken) if broken else {}
+            if new and reason in _BY_BROKEN_GPU:
+                gpus = "; ".join(f"GPU {gpu} of {self._context.hostname}: {why}" for gpu, why in new.items())
+                reason, detail = "gpu_fault", f"{gpus}. {reason_message(reason, detail)}"
             at = database_time(ended_at, Job.started_at)
-            return lifecycle.mark_finishing(session, self.job, reason, detail=detail, exit_code=code, ended_at=at)
+            return lifecycle.mark_finishing(session, self.job, reason, detail=detail, exit_code=end.code, ended_at=at)
 
         self._transition(mark)
         if self.job.nodes is not None:

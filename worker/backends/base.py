@@ -233,6 +233,11 @@ class Backend(Protocol):
         del gpus
         return {}
 
+    def broken_gpus(self, gpus: Collection[str]) -> dict[str, str]:
+        """Return which of these GPUs are broken, and how that shows: now, or since a job was launched with them."""
+        del gpus
+        return {}
+
     def await_end(self, handle: Handle, seconds: float) -> None:
         """Wait until a job that was just launched here has ended; at most this long, or not at all."""
 

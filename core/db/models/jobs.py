@@ -8,7 +8,6 @@ from sqlalchemy.sql import ColumnElement
 
 from core.catalogue.images import MAX_REFERENCE
 from core.db.database import Base, UtcDateTime
-from core.jobs.reasons import HOST_FAULTS
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import TERMINAL, JobState
 
@@ -29,7 +28,11 @@ _SCHEDULED = text("schedule_id IS NOT NULL")
 _SCHEDULED_ACTIVE = text("schedule_id IS NOT NULL AND finished_at IS NULL")
 _TO_NOTIFY = text("to_notify IS NOT NULL")
 _RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
-BY_FAULT_OF_HOST = text("reason IN ({})".format(", ".join(f"'{reason}'" for reason in HOST_FAULTS)))
+BY_FAULT_OF_HOST: ColumnElement[bool] = literal_column(
+    "reason IN ('disk_full', 'engine_restarted', 'engine_unavailable', 'gpu_fault', 'host_restarted', 'launch_failed', "
+    "'lost_contact', 'never_started', 'no_gpu_runtime', 'process_lost', 'worker_lost')"
+)
+"""Of attempts whose end speaks against their host."""
 
 _SCRIPT = re.compile(r"(?<![^\s/'\"])([^\s/'\"]+)\.(?:py|sh|ipynb)(?![^\s'\";&|)])")
 MAX_DIGEST = MAX_REFERENCE + 80  # characters of a repository's name with a digest

@@ -83,6 +83,12 @@ def joint_capacity(workers: Sequence[Worker], job: Job) -> int:
     return min([sum(worker.slots for worker in workers), *counts])
 
 
+def unusable_gpus(worker: Worker) -> dict[str, str]:
+    """Return the GPUs that jobs cannot get though none holds them, each with the reason."""
+    taken = {gpu: f"in use outside this service ({why})" for gpu, why in (worker.taken_gpus or {}).items()}
+    return taken | {gpu: f"broken ({why})" for gpu, why in (worker.gpu_faults or {}).items()}
+
+
 def by_host(workers: Iterable[Worker]) -> dict[str, list[Worker]]:
     of_hosts: dict[str, list[Worker]] = {}
     for worker in workers:

@@ -33,6 +33,7 @@ from core.db.models.jobs import IS_QUEUED, Attempt, GpuAllocation, Job, Project,
 from core.db.prepared import Prepared, is_one_of
 from core.jobs.guarded_updates import JOBS, add_event, job_of
 from core.jobs.scheduling import nodes, port_allocations
+from core.jobs.scheduling.capacity import unusable_gpus
 from core.jobs.scheduling.dependencies import IS_WAITING
 from core.jobs.scheduling.port_allocations import PortRange
 from core.jobs.states import OWNED, WAITING_PHASE, JobState
@@ -107,9 +108,9 @@ class WorkerOffer:
 
     @classmethod
     def of(cls, worker: Worker) -> Self:
-        """Return the offer of another worker, as far as nodes need it, without GPUs that something else uses."""
-        taken = worker.taken_gpus or {}
-        gpus = None if worker.gpus is None else tuple(gpu for gpu in worker.gpus if gpu not in taken)
+        """Return the offer of another worker, as far as nodes need it, without GPUs that jobs cannot get."""
+        unusable = unusable_gpus(worker)
+        gpus = None if worker.gpus is None else tuple(gpu for gpu in worker.gpus if gpu not in unusable)
         return cls(worker.name, worker.host, (), gpus=gpus, cpus=worker.cpus, memory_mb=worker.memory_mb)
 
 

@@ -13,7 +13,6 @@ from typing import TypeVar
 from sqlalchemy import and_, exists, or_, select
 from sqlalchemy.orm import Session, aliased
 
-from core.catalogue.backends import BACKENDS
 from core.db.database import Database, now
 from core.db.models.job_dependencies import JobDependency
 from core.db.models.jobs import Job, Worker
@@ -31,7 +30,6 @@ T = TypeVar("T")
 _RENOTIFY_SECONDS = 30.0  # workers also poll; this is for those that were disconnected from the broker
 _LEASE_SWEEPS = 3
 _BATCH = 100
-_WITH_OWN_QUEUE = [name for name, backend in BACKENDS.items() if backend.capabilities.own_queue]
 
 
 class SharedRepairs:
@@ -75,6 +73,7 @@ class SharedRepairs:
             "lost_jobs": self._fail_lost_attempts(),
             "settled": self._write(_settle_ended),
             "rung_again": self._write(partial(repair_queries.renotify_overdue, seconds=_RENOTIFY_SECONDS)),
+            "drained": self._write(repair_queries.drain_failing_hosts),
             "gpus": self._write(repair_queries.release_orphaned_gpus),
             "ports": self._write(port_allocations.release_orphaned_ports),
         }
@@ -92,7 +91,7 @@ class SharedRepairs:
         elsewhere = others_live if self._host is None else Job.host != self._host
         silent_since = now(-self._settings.lost_after_seconds)
         # A job in a queue of its own runs on without its worker, until somebody wants it to end.
-        on_host = or_(Job.backend.not_in(_WITH_OWN_QUEUE), Job.stop_requested_at.is_not(None))
+        on_host = or_(Job.backend.not_in(repair_queries.WITH_OWN_QUEUE), Job.stop_requested_at.is_not(None))
         lost = select(Job).where(Job.state.in_(OWNED), Job.heartbeat_at < silent_since, elsewhere, on_host)
         with self._database.read() as session:
             jobs = {(job.id, job.lease, job.heartbeat_at): job for job in session.scalars(lost)}

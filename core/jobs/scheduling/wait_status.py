@@ -44,6 +44,7 @@ from core.jobs.scheduling.capacity import (
     job_capacity,
     joined_workers,
     live_workers,
+    unusable_gpus,
 )
 from core.jobs.scheduling.port_allocations import allocated_ports_by_host
 from core.jobs.scheduling.queue_position import ProjectUsage, QueuePosition, prospective_positions, queue_positions
@@ -278,19 +279,19 @@ class _QueueSnapshot:
         return {
             worker.name: float("inf")
             if worker.gpus is None
-            else len(set(worker.gpus) - self.gpus.get(worker.host, set()) - self._used_outside(worker).keys())
+            else len(set(worker.gpus) - self.gpus.get(worker.host, set()) - self._unusable(worker).keys())
             for worker in self.live_workers.workers
         }
 
-    def _used_outside(self, worker: Worker) -> dict[str, str]:
-        """Return the GPUs of a worker that are in use outside this service, and by what."""
+    def _unusable(self, worker: Worker) -> dict[str, str]:
+        """Return the GPUs of a worker that jobs cannot get though none holds them, each with the reason."""
         held = self.gpus.get(worker.host, set())
-        return {gpu: why for gpu, why in (worker.taken_gpus or {}).items() if gpu not in held}
+        return {gpu: why for gpu, why in unusable_gpus(worker).items() if gpu not in held}
 
     def _gpus_of(self, job: Job, worker: Worker) -> str:
-        free, total, taken = int(self._free_gpus(worker)), len(worker.gpus or ()), self._used_outside(worker)
+        free, total, taken = int(self._free_gpus(worker)), len(worker.gpus or ()), self._unusable(worker)
         needs = "a GPU" if job.gpus == 1 else f"{job.gpus} GPUs on one machine"
-        others = "; ".join(f"GPU {gpu} is in use outside this service ({why})" for gpu, why in taken.items())
+        others = "; ".join(f"GPU {gpu} is {why}" for gpu, why in taken.items())
         allocations = "jobs use the others" if free + len(taken) < total else ""
         who = "; ".join(part for part in (others, allocations) if part)
         return f"{needs}; {free} of {total} {'is' if free == 1 else 'are'} free on {worker.host}: {who}"

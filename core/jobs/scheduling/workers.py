@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -108,9 +108,20 @@ def set_taken_gpus(session: Session, name: str, taken: dict[str, str]) -> None:
     session.execute(update(Worker).where(Worker.name == name).values(taken_gpus=taken or None))
 
 
-def set_gpu_faults(session: Session, name: str, faults: dict[str, str]) -> None:
-    """Record which GPUs of a worker are broken, and how that shows."""
-    session.execute(update(Worker).where(Worker.name == name).values(gpu_faults=faults or None))
+def gpu_faults(session: Session, name: str) -> dict[str, str]:
+    """Return the broken GPUs of a worker, and how that shows."""
+    return dict(session.scalar(select(Worker.gpu_faults).where(Worker.name == name)) or {})
+
+
+def add_gpu_faults(session: Session, name: str, faults: Mapping[str, str]) -> dict[str, str]:
+    """Record broken GPUs of a worker, and how that shows; return those that no administrator has accepted."""
+    worker = session.get_one(Worker, name, populate_existing=True)
+    accepted = worker.accepted_gpu_faults or {}
+    new = {gpu: why for gpu, why in faults.items() if accepted.get(gpu) != why}
+    if new:
+        merged = {**(worker.gpu_faults or {}), **new}
+        session.execute(update(Worker).where(Worker.name == name).values(gpu_faults=merged))
+    return new
 
 
 def set_low_disk(session: Session, name: str, why: str | None) -> None:

@@ -11,8 +11,9 @@ ENDS = ("job.succeeded", "job.failed", "job.error", "job.cancelled")
 _OF_JOB = ("job.running", "job.waiting", *ENDS)
 _OF_ARRAY = (*ENDS, "array.ended")  # one message for all of its jobs
 _OF_SWEEP = (*ENDS, "sweep.ended", "sweep.paused")
-EVENTS = (*_OF_JOB, "array.ended", "sweep.ended", "sweep.paused", "schedule.missed", "worker.lost")
-DEFAULT_EVENTS = tuple(event for event in EVENTS if event not in {"job.running", "job.waiting", "worker.lost"})
+OF_WORKERS = ("worker.lost", "worker.drained", "gpu.drained")  # by themselves; of no job
+EVENTS = (*_OF_JOB, "array.ended", "sweep.ended", "sweep.paused", "schedule.missed", *OF_WORKERS)
+DEFAULT_EVENTS = tuple(event for event in EVENTS if event not in {"job.running", "job.waiting", *OF_WORKERS})
 OF_KIND = {"job": _OF_JOB, "array": _OF_ARRAY, "sweep": _OF_SWEEP, "schedule": (*_OF_JOB, "schedule.missed")}
 """The events that can come of a job or a set of jobs."""
 _UNMEASURED = ("job.stalled", "job.log", "job.cost", "budget.50", "budget.80", "budget.100")

@@ -129,3 +129,25 @@ def test_a_gpu_that_something_else_holds_is_waited_for_by_name(service, driver):
         stray.wait()
     driver.use(0, 0)
     assert service.wait_ended(job_id)["state"] == "Stopped"
+
+
+def test_a_gpu_that_breaks_under_a_job_is_taken_out_and_the_job_is_not_to_blame(service, driver):
+    fails = 'until [ -e "$GRADIENT_STORAGE_DIR/go-$PS_JOB_ID" ]; do sleep 0.1; done; exit 13'
+    job_id = service.submit(fails, machineType=GPU, maxAttempts=2)
+    wait_until(lambda: service.job(job_id)["state"] == "Running", "it to run")
+    driver.report_xids(0, 31, 79)
+    go(service, job_id)
+    told = waits_for(service, job_id, "GPU 0 is broken (Xid 79 by ")
+    assert (told["attempt"], told["machineFaults"]) == (1, 1)
+    events = service.request("GET", f"/jobs/{job_id}/events").json()["events"]
+    (end,) = [event for event in events if event["kind"] == "ended"]
+    assert end["reason"] == "gpu_fault"
+    assert "it fell off the bus. The command ended with exit code 13" in end["message"]
+    listed = service.cli("workers", "list")
+    assert "GPU 0 is broken: Xid 79 by " in listed.stderr
+    (worker,) = service.request("GET", "/workers").json()["workers"]
+    assert "1/1" in listed.stdout
+    assert "broken" in service.request("GET", "/ui/machines").text
+    service.cli("workers", "resume", worker["name"])
+    ended = service.wait_ended(job_id)
+    assert (ended["state"], ended["reason"], ended["attempt"]) == ("Failed", "exit_nonzero", 3), "the program fails"

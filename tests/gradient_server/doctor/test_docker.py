@@ -36,7 +36,7 @@ def test_an_engine_whose_restart_ends_jobs_is_a_problem():
 def test_gpus_that_cannot_be_handed_over_are_a_problem(monkeypatch):
     FakeDriver(monkeypatch, 2)
     monkeypatch.setenv("PATH", "/nowhere")
-    seen = nvml.read_gpus()
+    seen = nvml.read_gpus().samples
     assert containers.gpus(seen, {"Runtimes": {"runc": {}}}).status is Status.PROBLEM
     found = containers.gpus(seen, {"Runtimes": {"nvidia": {}}})
     assert found.message.startswith("2 NVIDIA GPUs (NVIDIA Test GPU; driver 550.54.15), and Docker can")

@@ -7,6 +7,7 @@ from support.live_service import make_job_body, record_statements
 from core.db.database import now
 from core.db.models.jobs import GpuAllocation, Job, Worker
 from core.jobs.tracking import metrics
+from service.notifications import sender
 
 
 def test_workers_are_listed_with_their_jobs_and_gpus(client, worker, database):
@@ -26,6 +27,33 @@ def test_workers_are_listed_with_their_jobs_and_gpus(client, worker, database):
     free, held = found["gpus"]
     assert (free["gpu"], free["jobId"], free["percent"]) == ("0", None, None)
     assert (held["gpu"], held["jobId"], held["percent"], held["memoryBytes"]) == ("1", job.id, 80.0, 5e9)
+
+
+def test_broken_gpus_and_drained_hosts_are_told_with_their_evidence(client, worker, stores, database):
+    worker.register()
+    saved = client.put("/notifications/ops", json={"url": "https://192.0.9.1/hook", "jobs": ["all"], "events": ["*"]})
+    assert saved.status_code == 201, saved.text
+    why = "3 jobs in turn failed"
+    with database.write() as session:
+        session.execute(
+            update(Worker).values(
+                gpus=["0"], gpu_faults={"0": "7 ECC <errors>", "3": "lost"}, drained_at=now(), drain_reason=why
+            )
+        )
+    (found,) = client.get("/workers").json()["workers"]
+    assert (found["state"], found["drainReason"]) == ("drained", why)
+    assert {gpu["gpu"]: gpu["fault"] for gpu in found["gpus"]} == {"0": "7 ECC <errors>", "3": "lost"}
+    page = client.get("/ui/machines").text
+    assert ("7 ECC &lt;errors&gt;" in page, why in page, "Resume…" in page) == (True, True, True)
+    for _ in range(2):
+        sender.collect_workers(stores)
+    sent = client.get("/notifications/ops/deliveries").json()["deliveries"]
+    assert sorted(delivery["event"] for delivery in sent) == ["gpu.drained", "gpu.drained", "worker.drained"]
+    assert any("GPU 3 no more, which is broken: lost" in delivery["summary"] for delivery in sent)
+    resumed = client.post(f"/workers/{found['name']}/resume").json()
+    assert (resumed["drainReason"], [gpu["fault"] for gpu in resumed["gpus"]]) == (None, [None])
+    refused = client.put("/notifications/mine", json={"url": "https://192.0.9.1/hook", "events": ["gpu.drained"]})
+    assert "gpu.drained is of no job" in refused.text
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 # ruff: noqa: N802, N816 - the names are those of the library
 """A substitute for NVIDIA's library, for processes that find it first on their PYTHONPATH.
 
-The file that FAKE_GPUS names lists for each GPU the MiB in use and the pids that use it.
+The file that FAKE_GPUS names lists for each GPU the MiB in use, the pids that use it, and its Xid errors.
 """
 
 import json
@@ -9,7 +9,11 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-NVML_TEMPERATURE_GPU = nvmlMemory_v2 = 0
+NVML_TEMPERATURE_GPU = nvmlMemory_v2 = NVML_VOLATILE_ECC = 0
+NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
+NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED = 15, 16
+nvmlClocksThrottleReasonHwThermalSlowdown, nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x40, 0x80
+nvmlEventTypeXidCriticalError = 8
 _MIB = 1024**2
 
 
@@ -80,3 +84,40 @@ def nvmlDeviceGetComputeRunningProcesses(gpu):
 
 def nvmlDeviceGetGraphicsRunningProcesses(_):
     return []
+
+
+def nvmlDeviceGetCurrentClocksThrottleReasons(_):
+    return 0
+
+
+def nvmlDeviceGetTotalEccErrors(*_):
+    return 0
+
+
+def nvmlDeviceGetRemappedRows(_):
+    return 0, 0, 0, 0
+
+
+def nvmlDeviceGetRetiredPagesPendingStatus(_):
+    raise NVMLError
+
+
+def nvmlEventSetCreate():
+    return []
+
+
+def nvmlDeviceRegisterEvents(gpu, _kinds, events):
+    events.append((gpu, len(_gpus()[gpu][2])))
+
+
+def nvmlEventSetWait_v2(events, _milliseconds):
+    gpu, seen = events.pop()
+    xids = _gpus()[gpu][2]
+    if seen == len(xids):
+        raise NVMLError
+    events.append((gpu, seen + 1))
+    return SimpleNamespace(eventData=xids[seen])
+
+
+def nvmlEventSetFree(_):
+    pass

@@ -147,6 +147,9 @@ class DockerBackend(Backend):
     def taken_gpus(self, gpus: Collection[str]) -> dict[str, str]:
         return self._gpus.taken(gpus)
 
+    def broken_gpus(self, gpus: Collection[str]) -> dict[str, str]:
+        return self._gpus.faults(gpus)
+
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         started = self.launcher.launch(spec, confirm, progress)
         failpoint("launched")

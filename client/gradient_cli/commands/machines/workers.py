@@ -39,8 +39,13 @@ def list_workers(args: argparse.Namespace) -> int:
             heads, [_row(worker) for worker in answer["workers"]], whole=("NAME",), spare=("TAKES", "HEARTBEAT")
         )
         for worker in answer["workers"]:
-            for why in filter(None, (worker.get("refusal"), worker.get("lowDisk"))):
+            broken = [
+                f"GPU {gpu['gpu']} is broken: {gpu['fault']}" for gpu in worker.get("gpus") or [] if gpu.get("fault")
+            ]
+            for why in filter(None, (*(worker.get(name) for name in ("refusal", "lowDisk", "drainReason")), *broken)):
                 terminal.print_message(f"{terminal.sanitize(worker['name'])}: {terminal.sanitize(why)}")
+            if broken or worker.get("drainReason"):
+                terminal.print_message(f"  gradient-cli workers resume {terminal.sanitize(worker['name'])}")
     return OK
 
 
@@ -61,7 +66,7 @@ def change(args: argparse.Namespace) -> int:
 
 def _row(worker: dict[str, Any]) -> list[str]:
     gpus, backends = worker.get("gpus"), worker.get("backends")
-    busy = sum(1 for gpu in gpus or [] if gpu.get("jobId") or gpu.get("takenBy"))
+    busy = sum(1 for gpu in gpus or [] if gpu.get("jobId") or gpu.get("takenBy") or gpu.get("fault"))
     return [
         str(worker["name"]),
         str(worker.get("state") or ""),

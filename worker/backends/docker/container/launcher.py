@@ -250,6 +250,7 @@ class Launcher:
         if taken:
             taken_gpus = "; ".join(f"GPU {gpu}: {why}" for gpu, why in taken.items())
             raise LaunchError("gpu_in_use", taken_gpus)
+        self._gpus.watch(spec.gpus)
 
     def _check_working_dir(self, state: ContainerState, spec: LaunchSpec) -> None:
         """Check the working folder: the engine would create a missing one as root, even in folders that jobs share."""

@@ -5,20 +5,26 @@ of its own, one query at a time, and callers wait only some seconds for the answ
 once a second; whether a GPU is free is never answered from a cache.
 """
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import pynvml
 
 from core.formatting import MIB
 from core.settings.docker import DockerSettings
 from worker.backends.docker.gpu import nvml
-from worker.backends.docker.gpu.nvml import GpuSample
+from worker.backends.docker.gpu.nvml import GpuSample, Reading, XidWatch
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PAUSE_SECONDS = 1.0
 PAUSE_FACTOR = 5
@@ -38,11 +44,12 @@ class GpuMonitor:
     def __init__(self, settings: DockerSettings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        self._query: Future[tuple[GpuSample, ...]] | None = None
+        self._query: Future[Reading] | None = None
         self._queried_at = self._next_query_at = 0.0
+        self._watches: dict[str, XidWatch] = {}
 
-    def read(self, *, refresh: bool = False) -> tuple[GpuSample, ...]:
-        """Return the GPUs and their use, at most about a second old, or fresh on demand.
+    def read(self, *, refresh: bool = False) -> Reading:
+        """Return the GPUs, their use and faults, at most about a second old, or fresh on demand.
 
         Raises `DriverTimeout`: the driver did not answer in time.
         """
@@ -57,7 +64,7 @@ class GpuMonitor:
         except TimeoutError:
             raise DriverTimeout(f"the driver has not answered for {DRIVER_TIMEOUT_SECONDS:.0f} seconds") from None
 
-    def _run_query(self, answer: Future[tuple[GpuSample, ...]]) -> None:
+    def _run_query(self, answer: Future[Reading]) -> None:
         began = time.monotonic()
         try:
             gpus = nvml.read_gpus()
@@ -71,7 +78,7 @@ class GpuMonitor:
     def indices(self) -> tuple[str, ...]:
         """Return the indices of the GPUs, in the driver's order; empty without a driver, or with a silent one."""
         try:
-            return tuple(sample.gpu.index for sample in self.read())
+            return tuple(sample.gpu.index for sample in self.read().samples)
         except DriverTimeout as error:
             logger.warning("gpus_not_counted", extra={"error": str(error)})
             return ()
@@ -83,13 +90,36 @@ class GpuMonitor:
         include GPUs that our jobs hold.
         """
         try:
-            seen = self.read(refresh=True)
+            seen = self.read(refresh=True).samples
         except DriverTimeout as error:
             return dict.fromkeys(names, str(error))
         if not seen:
             return {}
         reasons = {name: self._busy_reason(sample for sample in seen if sample.is_named(name)) for name in names}
         return {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def watch(self, names: Iterable[str]) -> None:
+        """Collect the errors of these GPUs from now on, for `faults`."""
+        for name in names:
+            if name in self._watches:
+                _query_driver(self._watches.pop(name).end)
+            if (watch := _query_driver(partial(XidWatch, name))) is not None:
+                self._watches[name] = watch
+
+    def faults(self, names: Iterable[str]) -> dict[str, str]:
+        """Return which of these GPUs are broken, and how that shows; ends `watch`. With a silent driver, none."""
+        try:
+            reading = self.read(refresh=True)
+        except DriverTimeout:
+            return {}
+        faults = {}
+        for name in names:
+            watch = self._watches.pop(name, None)
+            index = next((sample.gpu.index for sample in reading.samples if sample.is_named(name)), name)
+            reasons = (_query_driver(watch.end) if watch else None, reading.faults.get(index))
+            if why := "; ".join(filter(None, reasons)):
+                faults[name] = why
+        return faults
 
     def facts(self, names: Sequence[str]) -> list[dict[str, Any]]:
         """Return the properties of these GPUs, to be stored; only the name of a GPU that no driver reports."""
@@ -112,7 +142,7 @@ class GpuMonitor:
 
     def _read_or_none(self) -> tuple[GpuSample, ...]:
         try:
-            return self.read()
+            return self.read().samples
         except DriverTimeout:
             return ()
 
@@ -121,10 +151,28 @@ class GpuMonitor:
         if sample is None:
             return "the driver does not list it"
         use = sample.use
+        if use.slowdown is not None:
+            return f"its hardware slows it down: {use.slowdown}"
         if use.memory <= _IDLE_MAX_MEMORY_BYTES and (use.percent or 0.0) <= _IDLE_MAX_PERCENT:
             return None
         what = f"{use.memory / MIB:,.0f} MiB in use" + (f", {use.percent:.0f} % busy" if use.percent else "")
         return f"{what}, by {_describe_processes(use.pids)}"
+
+
+def _query_driver(query: Callable[[], T]) -> T | None:
+    """Return the driver's answer; None if it refuses, or takes too long."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(query())
+        except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="nvidia", daemon=True).start()
+    with contextlib.suppress(TimeoutError, pynvml.NVMLError):
+        return answer.result(DRIVER_TIMEOUT_SECONDS)
+    return None
 
 
 def _describe_processes(pids: Sequence[int]) -> str:

@@ -118,6 +118,66 @@ def test_a_driver_that_hangs_keeps_nobody_long_and_no_gpu_is_free(driver, gpus, 
     go_on.set()
 
 
+# ---- Whether a GPU is broken
+
+
+def test_a_gpu_whose_memory_is_broken_is_told_with_its_errors(driver, gpus):
+    driver.ecc, driver.remapped = {0: 3}, {0: (5, 2, 0, 0), 1: (0, 1, 1, 1)}
+    assert gpus.faults(["0", "1"]) == {
+        "0": "3 ECC errors since its last reset could not be corrected",
+        "1": "rows of its memory could not be replaced; parts of its memory are replaced when it is reset",
+    }
+    assert gpus.faults(["GPU-000"]).keys() == {"GPU-000"}
+    driver.ecc, driver.remapped = {}, {0: (9, 9, 0, 0)}
+    assert gpus.faults(["0", "1"]) == {}, "what was repaired breaks no job"
+
+
+@pytest.mark.parametrize(("error", "says"), [("GPU_IS_LOST", "fell off the bus"), ("RESET_REQUIRED", "to be reset")])
+def test_a_gpu_that_no_longer_answers_is_broken(driver, gpus, error, says):
+    driver.lost, driver.lost_error = {1}, getattr(pynvml, f"NVML_ERROR_{error}")
+    assert says in gpus.faults(["0", "1"])["1"]
+    assert gpus.indices() == ("0",)
+
+
+def test_a_gpu_is_not_broken_because_its_driver_is_away(driver, gpus):
+    driver.error = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    assert gpus.faults(["0", "1"]) == {}
+
+
+@pytest.mark.parametrize("xid", [48, 63, 64, 74, 79, 92, 94, 95, 119, 120])
+def test_an_xid_error_of_the_hardware_is_told(driver, gpus, xid):
+    gpus.watch(["0", "1"])
+    driver.report_xids(1, 13, 31, xid, 45)
+    found = gpus.faults(["0", "1"])
+    assert found.keys() == {"1"}
+    assert found["1"].startswith(f"Xid {xid} by 20")
+    assert gpus.faults(["0", "1"]) == {}, "it is told once"
+    assert driver.open == 0
+
+
+@pytest.mark.parametrize("xid", [13, 31, 43, 45])
+def test_an_xid_error_of_a_program_is_none_of_the_hardware(driver, gpus, xid):
+    gpus.watch(["0"])
+    driver.report_xids(0, *[xid] * 5)
+    assert gpus.faults(["0"]) == {}
+
+
+def test_watches_that_cannot_be_made_or_are_made_again_hold_nothing(driver, gpus):
+    gpus.watch(["0"])
+    gpus.watch(["0"])
+    driver.lost = {0}
+    gpus.watch(["0"])
+    assert (driver.open, gpus.faults(["0"])) == (0, {"0": "it fell off the bus"})
+
+
+def test_a_hot_gpu_gets_no_job_until_it_is_cool_again(driver, gpus):
+    driver.throttle[0] = pynvml.nvmlClocksThrottleReasonHwThermalSlowdown | pynvml.nvmlClocksThrottleReasonHwSlowdown
+    assert gpus.taken(["0", "1"]) == {"0": "its hardware slows it down: it is too hot"}
+    assert gpus.faults(["0"]) == {}
+    driver.throttle[0] = pynvml.nvmlClocksThrottleReasonSwPowerCap
+    assert gpus.taken(["0"]) == {}, "a limit of its power is normal"
+
+
 # ---- Handing over
 
 
