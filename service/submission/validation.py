@@ -139,7 +139,7 @@ def _check_simulated(spec: JobSpec) -> None:
 
 def _check_slurm(spec: JobSpec, machine: MachineType, *, in_container: bool) -> None:
     """Refuse what a job in Slurm cannot have: it is a program of the worker's user on a compute node."""
-    options = {"user": spec.user, "network": spec.network, "sharedMemMb": spec.shared_mem_mb, "ports": spec.ports}
+    options = {"user": spec.user, "network": spec.network, "sharedMemMb": spec.shared_mem_mb}
     options["workingDir"] = not in_container and spec.working_dir and not is_in_workspace(spec.working_dir)
     given = next((name for name, value in options.items() if value), None)
     if given is not None:

@@ -1,7 +1,9 @@
 """Jobs on a real Slurm cluster, through the API: submitted, followed, stopped, and their outputs collected."""
 
 import threading
+from contextlib import suppress
 
+import httpx
 import pytest
 from support.deployment import wait_until
 from support.live_service import make_job_body
@@ -186,6 +188,29 @@ def test_a_request_that_slurm_refuses_says_why(jobs):
     job = jobs.reach(job_id, "Error")
     assert job["reason"] == "slurm_refused"
     assert "nvalid partition" in job["message"]
+
+
+SERVE = "exec python3 -m http.server $GRADIENT_PORT_8000"
+IN_CONTAINER = "exec httpd -f -p $GRADIENT_PORT_8000"
+
+
+@pytest.mark.parametrize("container", [False, True])
+def test_ports_of_two_jobs_of_one_node_lead_to_each(jobs, image, container):
+    links = {}
+    for name in ("one", "two"):
+        image_of_job = {"container": image[0]} if container else {}
+        command = f"mkdir {name}; cd {name}; echo {name} >name; {IN_CONTAINER if container else SERVE}"
+        job_id = jobs.submit(command, ports=["8000"], **image_of_job)
+        jobs.reach(job_id, "Running")
+        links[name] = jobs.get(job_id)["ports"][0]["url"]
+
+    def read(url):
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{url}/name", timeout=30).text
+
+    for name, url in links.items():
+        wait_until(lambda url=url: read(url), "the server to answer")
+        assert read(url) == f"{name}\n"
 
 
 @pytest.fixture

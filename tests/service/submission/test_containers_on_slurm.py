@@ -45,7 +45,6 @@ WITHOUT, WITH = ("slurm",), ("slurm", containers_offer("slurm"))
         (WITH, {"workingDir": "/opt"}, 400, "workingDir", "without a container"),
         ((), {"network": "none"}, 400, "network", "Leave network out"),
         ((), {"sharedMemMb": 64}, 400, "sharedMemMb", "Leave sharedMemMb out"),
-        ((), {"ports": ["8888"]}, 400, "ports", "Leave ports out"),
         ((), {"nodes": 2}, 400, "nodes", "one node"),
         ((), {"timeLimit": 3601}, 400, "timeLimit", "3,600 seconds at most"),
         ((), {"timeLimit": 3600, "cpus": 1000, "memoryMb": 9_000_000}, 201, None, ""),

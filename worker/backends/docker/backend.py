@@ -115,7 +115,7 @@ class DockerBackend(Backend):
         self._root = settings.root
         self._engine = Engine(settings.docker)
         self._polling_engine = self._engine.with_timeout(_INSPECT_TIMEOUT_SECONDS)
-        self._gpus = GpuMonitor(settings.docker)
+        self._gpus = GpuMonitor()
         self.launcher = Launcher(self._engine, settings, self._gpus)
         self._image_cache = ImageCache(self._engine, self.launcher.images, settings)
         self._sampler = ContainerSampler(self._engine, self._gpus)

@@ -7,6 +7,7 @@ for all jobs (`follower.py`), and its word alone ends none as long as it knows t
 
 import json
 import re
+import socket
 import threading
 import time
 from collections import defaultdict
@@ -32,6 +33,7 @@ from worker.backends.base import (
     scratch_handle,
     write_command,
 )
+from worker.backends.port_forwarder import PortForwarder
 from worker.backends.slurm import job_exec, submission
 from worker.backends.slurm.commands import Commands, SlurmError
 from worker.backends.slurm.containers import Containers, image_digest
@@ -70,6 +72,7 @@ class SlurmBackend(Backend):
         self._follower = Follower(self._commands, settings.slurm.poll_seconds)
         self._ends = EndedJobs(self._commands)
         self._containers = Containers(settings, self._commands)
+        self._ports = PortForwarder(settings.ports.bind, self._connect)
         self._submitting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
@@ -78,6 +81,7 @@ class SlurmBackend(Backend):
             job_id = self._find(spec, progress)
             if job_id is None:
                 if not may_have_launched(spec.control):
+                    self._ports.check(spec.name, spec.ports)
                     write_command(spec)
                     if spec.container is not None:
                         self._containers.prepare(spec, progress)
@@ -94,6 +98,7 @@ class SlurmBackend(Backend):
         self._follower.follow(spec.name, job_id)
         job = self._await_start(spec, progress)
         handle = spec.base_handle() | image_digest(spec.control)
+        handle |= {"ports": [(port.external, port.internal) for port in spec.ports]}
         return handle | {"slurm": {"id": job_id, "nodes": job.nodes}, "stop_grace": spec.job_spec.stop_grace}
 
     def has_containers(self) -> bool:
@@ -188,6 +193,8 @@ class SlurmBackend(Backend):
             return self._ends.of(job, control, code)
         if job is not None and job.state in PENDING and self._began(control):
             return self._ends.requeued(job, code)
+        if code is None:
+            self._ports.serve(handle)
         return self._ends.without_answer(name, control, code, missing=self._follower.is_missing(name))
 
     def signal(self, handle: Handle, *, grace: bool) -> None:
@@ -213,6 +220,7 @@ class SlurmBackend(Backend):
 
     def destroy(self, handle: Handle) -> None:
         name, control = handle["name"], Path(handle["control"])
+        self._ports.close(name)
         self._follower.follow(name, read_control(control, _ID_FILE))
         has_ended = read_exit_code(control) is not None
         if has_ended:
@@ -256,6 +264,9 @@ class SlurmBackend(Backend):
 
     def connect_to_job(self, handle: Handle, port: int, session_id: str) -> SocketStream:
         del session_id  # the connection needs no name
+        return SocketStream(self._connect(handle, port))
+
+    def _connect(self, handle: Handle, port: int) -> socket.socket:
         return job_exec.connect_to_job(self._commands, handle, self._running_id(handle), port)
 
     def _running_id(self, handle: Handle) -> str:

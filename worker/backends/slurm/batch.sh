@@ -32,6 +32,7 @@ trap stop USR1
 trap '{ node kill || signal_group KILL; } &' USR2
 trap : TERM # Slurm ends the job, and has told all of its processes; the wrapper records how they end
 
+if [ -e "$control/ports" ]; then node prepare; fi
 # With job control no signal is ignored, and the wrapper is no member of this script's process group.
 set -m
 (

@@ -13,7 +13,7 @@ from worker.backends.slurm.containers import START_FILE
 from worker.backends.slurm.node import CONNECTED
 from worker.backends.slurm.submission import ENVIRONMENT_FILE, EXPORTED
 from worker.runner.commands import start_command
-from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream, SocketStream
+from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream
 
 _STEP = ("--overlap", "--nodes=1", "--ntasks=1", "--unbuffered", "--quit-on-interrupt", f"--export={EXPORTED}")
 _WITHOUT_STDERR = 'exec "$@" 2>/dev/null'
@@ -32,7 +32,7 @@ def run_in_job(commands: Commands, handle: Handle, job_id: str, request: ExecReq
     return start_command(replace(request, command=(*local, *command)), commands.environment(), "/")
 
 
-def connect_to_job(commands: Commands, handle: Handle, job_id: str, port: int) -> SocketStream:
+def connect_to_job(commands: Commands, handle: Handle, job_id: str, port: int) -> socket.socket:
     """Connect from the job's node: to programs of this job only, and also to those that listen on localhost alone."""
     program = (sys.executable, "-I", "-m", "worker.backends.slurm.node", "connect", handle["control"])
     command = (commands.path("srun"), f"--jobid={job_id}", *_STEP, *program)
@@ -52,7 +52,7 @@ def connect_to_job(commands: Commands, handle: Handle, job_id: str, port: int) -
         lines.append(line.decode(errors="replace").strip())
         if lines[-1] == CONNECTED:
             threading.Thread(target=step.communicate, name=f"port-{port}", daemon=True).start()
-            return SocketStream(ours)
+            return ours
     ours.close()
     step.communicate()
     raise ExecRefused(lines[0] if lines else f"Port {port} of the job cannot be reached.")

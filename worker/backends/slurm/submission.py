@@ -7,9 +7,11 @@ from pathlib import Path
 
 from core.catalogue.slurm import SlurmRequest
 from core.system.filesystem import write_atomically
-from worker.backends.base import WORKSPACE, WRAPPER, LaunchError, LaunchSpec
+from worker.backends.base import CONTROL, WORKSPACE, WRAPPER, LaunchError, LaunchSpec
 from worker.backends.process.plain_start import inherited_environment
 from worker.backends.slurm.commands import SlurmError
+from worker.backends.slurm.node import PORTS_FILE, VARIABLES_FILE
+from worker.runner.control_files import write_control_file
 
 BATCH = Path(__file__).with_name("batch.sh")
 ENVIRONMENT_FILE = "environment"  # beside the control folder
@@ -31,6 +33,9 @@ def write_environment(spec: LaunchSpec) -> None:
     inherited = {"PYTHONNOUSERSITE": "1"} if spec.container else inherited_environment(spec.python)
     env = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED} | spec.env
     lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    if spec.ports:
+        write_control_file(spec.control, PORTS_FILE, " ".join(str(port.internal) for port in spec.ports))
+        lines.append(f". {shlex.quote(f'{CONTROL if spec.container else spec.control}/{VARIABLES_FILE}')}")
     folder = spec.working_dir or (WORKSPACE if spec.container else spec.workspace)
     # Otherwise srun in the job would pass on only what sbatch did.
     lines += ["unset SLURM_EXPORT_ENV", f"cd -- {shlex.quote(str(folder))}"]

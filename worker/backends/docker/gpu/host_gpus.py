@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import pynvml
 
 from core.formatting import MIB
-from core.settings.docker import DockerSettings
 from worker.backends.docker.gpu import nvml
 from worker.backends.docker.gpu.nvml import GpuSample, Reading, XidWatch
 
@@ -41,8 +40,7 @@ class DriverTimeout(Exception):
 class GpuMonitor:
     """The GPUs of this host; usable from any thread."""
 
-    def __init__(self, settings: DockerSettings) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._query: Future[Reading] | None = None
         self._queried_at = self._next_query_at = 0.0

@@ -9,7 +9,6 @@ from support.nvidia_driver import MIB, FakeDriver
 
 from core.db.database import Database
 from core.settings import Settings
-from core.settings.docker import DockerSettings
 from core.settings.worker import MachineSettings, WorkerSettings
 from worker.backends.base import LaunchError
 from worker.backends.docker.backend import DockerBackend
@@ -37,7 +36,7 @@ def driver(monkeypatch):
 def gpus(monkeypatch):
     monkeypatch.setattr(host_gpus, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(host_gpus, "PAUSE_FACTOR", 0)
-    return GpuMonitor(DockerSettings())
+    return GpuMonitor()
 
 
 @pytest.fixture
