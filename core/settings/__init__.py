@@ -200,9 +200,8 @@ class Settings(SettingsGroup, BaseSettings):
         """Return the backend that runs a machine type's jobs here, given the catalogue's name of it."""
         if machine == "tpu" and self.tpu.backend is not None:
             return self.tpu.backend
-        if machine == "slurm" and self.slurm.enabled:
-            return machine
-        return PROCESS_BACKEND if self.machines.simulate else machine
+        simulated = self.machines.simulate and machine != "slurm"  # a login node anywhere runs these
+        return PROCESS_BACKEND if simulated else machine
 
     @property
     def machines_file(self) -> Path | None:

@@ -67,11 +67,11 @@ def invite(service, run):
 def join(service, run, invite, tmp_path):
     """Join a service with an invitation; return what that printed, and the environment of the worker."""
 
-    def join(name, invitation=None):
+    def join(name, invitation=None, *options, **settings):
         home = tmp_path / name
         own = {key: value for key, value in service.environment().items() if not key.startswith("GRADIENT_")}
-        own["GRADIENT_HOME"] = str(home)
-        code, said = run(own, *(invitation or invite()), "--name", name)
+        own |= {"GRADIENT_HOME": str(home), **settings}
+        code, said = run(own, *(invitation or invite()), "--name", name, *options)
         assert f"This host is worker {name} of {service.cli_json['url']}." in said
         assert "\n0 problems" in said, "the doctor's findings"
         assert code == 0
@@ -185,6 +185,22 @@ def test_a_join_that_fails_leaves_the_token_of_the_worker_and_one_that_never_sta
     assert "takes no jobs, but sent a heartbeat in the last 60 seconds" in said
     assert "No worker is named 'gpu-box'" in run(service.environment(), "workers", "remove", "gpu-box")[1]
     join("gpu-box")
+
+
+@pytest.mark.slow
+def test_the_worker_of_a_login_node_joins_and_hands_jobs_over_to_its_cluster(service, join, slurm, tmp_path):
+    machines = {"GRADIENT_MACHINES__FILE": str(tmp_path / "machines.toml")}
+    assert service.start("machines", "add", "--slurm", "--gpu", "A100", **machines).wait() == 0
+    service.start_api(**machines)
+    _, joined = join("gpu-box", None, "--slurm", **machines)
+    start(service, joined)
+    command = 'echo "$SLURM_JOB_NAME in $SLURM_JOB_PARTITION"; echo kept >"$GRADIENT_ARTIFACTS_DIR/kept"; exit 3'
+    job_id = service.submit(command, machineType="main-cpu4")
+    job = service.wait_ended(job_id)
+    assert (job["backend"], job["host"], job["exitCode"]) == ("slurm", "gpu-box", 3)
+    assert service.raw_log(job_id).decode() == f"{job_id}-1 in main\n"
+    assert service.artifact(job_id, "kept") == b"kept\n"
+    assert slurm.run("squeue", "-h", "-t", "R,PD") == ""
 
 
 def test_a_worker_that_is_revoked_reaches_neither_database_nor_broker(service, redis, run, join, admin):
