@@ -37,8 +37,8 @@ _MEASURE_SECONDS = 5.0
 def _prepare(control: Path) -> None:
     """Write the variables with the job's ports: other jobs of the node may have the numbers that it requests."""
     requested = (read_control(control, PORTS_FILE, _LINE_BYTES) or "").split()
-    ports = zip(requested, _free_ports(len(requested)), strict=True)
-    _write_variables(control, {f"{_PORT}{port}": str(free) for port, free in ports})
+    names = (f"{_PORT}{port}" for port in requested)
+    _write_variables(control, dict(zip(names, map(str, _free_ports(len(requested))))))  # noqa: B905 - Python 3.9
 
 
 def _free_ports(count: int) -> list[int]:
