@@ -34,6 +34,7 @@ from service.http.middleware import Application
 from service.log_stream.registry import MAX_STREAMS, StreamRegistry
 from service.monitoring.project_usage import JobCounts
 from service.monitoring.service_metrics import ServiceMetrics
+from service.notifications import sender
 from service.notifications.sender import Sender
 from service.presenters.outputs.metrics_cache import JobMetricsCache
 from service.routes import (
@@ -198,7 +199,7 @@ async def _advance_sweeps_loop(app_state: AppState) -> None:
 
 
 async def _notify_loop(app_state: AppState) -> None:
-    await Sender(app_state).run()
+    await _repeat(app_state, Sender().advance, pause=0, idle=sender.POLL_SECONDS)
 
 
 async def _repair_loop(app_state: AppState) -> None:
@@ -217,29 +218,33 @@ def _repair(app_state: AppState, repairs: SharedRepairs) -> None:
     try:
         if any(repairs.run().values()):
             app_state.wake()
+        if repairs.hosts_may_be_lost():
+            sender.collect_workers(app_state)
     except StoreUnavailable:
         repairs.defer_lost_detection()
     except Exception:
         logger.exception("repairs_failed")
 
 
-async def _repeat(app_state: AppState, create_jobs: Callable[[AppState], int], *, pause: float) -> None:
-    """Create jobs again and again; `pause`: seconds after a call that had something to do."""
+async def _repeat(
+    app_state: AppState, advance: Callable[[AppState], int], *, pause: float, idle: float = _SCHEDULE_SECONDS
+) -> None:
+    """Call a function again and again, `pause` seconds after a call that had something to do, or else `idle`."""
     with suppress(asyncio.CancelledError):
         while True:
             busy = 0
             with suppress(HTTPException):  # too many requests wait for a thread
-                busy = await app_state.lanes.changing.run(_try, app_state, create_jobs)
-            await asyncio.sleep(pause if busy else _SCHEDULE_SECONDS)
+                busy = await app_state.lanes.changing.run(_try, app_state, advance)
+            await asyncio.sleep(pause if busy else idle)
 
 
-def _try(app_state: AppState, create_jobs: Callable[[AppState], int]) -> int:
+def _try(app_state: AppState, advance: Callable[[AppState], int]) -> int:
     try:
-        return create_jobs(app_state)
+        return advance(app_state)
     except StoreUnavailable:
         pass  # it is logged; the next round tries again
     except Exception:
-        logger.exception("creating_jobs_failed")
+        logger.exception("loop_failed")
     return 0
 
 

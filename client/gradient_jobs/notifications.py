@@ -7,14 +7,12 @@ from typing import Any
 
 from gradient_cli.api.client import Api
 
-RecordList = list[dict[str, Any]]
-
 
 class Notifications:
     """The receivers of a server, as dictionaries with the names of the HTTP API."""
 
     def __init__(self, api: Api) -> None:
-        self._api = api
+        self._call = api.notifications
 
     def save(
         self, name: str, url: str, *, events: Sequence[str] = (), jobs: Sequence[str] = (), quiet_seconds: int = 0
@@ -23,26 +21,22 @@ class Notifications:
 
         The arguments are the options of `gradient-cli notifications create`.
         """
-        settings: dict[str, Any] = {"url": url, "jobs": list(jobs), "quietSeconds": quiet_seconds}
-        if events:
-            settings["events"] = list(events)
-        return self._api.save_receiver(name, settings)
+        settings = {"url": url, "events": list(events), "jobs": list(jobs), "quietSeconds": quiet_seconds}
+        return self._call("PUT", name, body=settings)
 
-    def list(self) -> RecordList:
-        receivers: RecordList = self._api.receivers()["receivers"]
-        return receivers
+    def list(self) -> Any:  # noqa: ANN401 - from JSON
+        return self._call("GET")["receivers"]
 
-    def deliveries(self, name: str) -> RecordList:
-        """Return the last 200 messages to a receiver, newest first, with what came back."""
-        deliveries: RecordList = self._api.deliveries(name, limit=200)["deliveries"]
-        return deliveries
+    def deliveries(self, name: str) -> Any:  # noqa: ANN401 - from JSON
+        """Return the last messages to a receiver, newest first, with what came back."""
+        return self._call("GET", name, "deliveries")["deliveries"]
 
     def test(self, name: str) -> dict[str, Any]:
         """Send a test message; `deliveries` says what came back."""
-        return self._api.test_receiver(name)
+        return self._call("POST", name, "test")
 
     def replay(self, name: str, message_id: str) -> dict[str, Any]:
-        return self._api.replay_delivery(name, message_id)
+        return self._call("POST", name, "deliveries", message_id, "replay")
 
     def delete(self, name: str) -> None:
-        self._api.delete_receiver(name)
+        self._call("DELETE", name)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -63,19 +63,16 @@ _IS_FOLLOWED = exists().where(
 """True if there may be a receiver for an event of a job."""
 
 
-def _insert_event(*, notifies: bool, columns: tuple[str, ...]) -> Prepared:
-    values = {} if "at" in columns else {"at": NOW}
+@cache
+def _adding_event(*, notifies: bool, earlier: bool) -> Prepared:
+    """Prepare the insertion of an event with receivers that it may have, and of one that gives its own time."""
+    values = {} if earlier else {"at": NOW}
+    columns = (*_EVENT_COLUMNS, *(["at"] if earlier else []))
     if notifies:
         return Prepared(_EVENTS.values(**values, to_notify=case((_IS_FOLLOWED, true()))), (*columns, *_SUBJECTS))
     return Prepared(_EVENTS.values(**values), columns)
 
 
-_ADD_EVENT = {
-    (notifies, earlier): _insert_event(notifies=notifies, columns=(*_EVENT_COLUMNS, *(["at"] if earlier else [])))
-    for notifies in (False, True)
-    for earlier in (False, True)
-}
-"""By whether there may be receivers of notifications for it, and whether it gives its own time."""
 _NOTIFYING = frozenset({"started", "finished", "requeued"})
 _ENQUEUE_WAKE = Prepared(
     insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=NOW, kind="wake"), ("job_id",)
@@ -212,7 +209,7 @@ def add_event(  # noqa: PLR0913 - the columns of one event
     notifies = kind in _NOTIFYING or phase == WAITING_PHASE
     ids = (job.id, job.array_id, job.project_id, job.submitted_by)
     subjects = dict(zip(_SUBJECTS, ids, strict=True)) if notifies else {}
-    _ADD_EVENT[notifies, bool(time)].execute(
+    _adding_event(notifies=notifies, earlier=bool(time)).execute(
         session,
         time
         | subjects

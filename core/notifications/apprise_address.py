@@ -4,8 +4,9 @@ Apprise also knows addresses that run programs or reach this machine, so only th
 """
 
 import logging
+import re
 import threading
-import time
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,68 +15,50 @@ from core.errors import ExtraMissing, SpecInvalid
 from core.notifications.deliveries import Answer
 from core.notifications.public_address import resolve
 
-HOSTED = (
-    "discord",
-    "gchat",
-    "opsgenie",
-    "pagerduty",
-    "pover",
-    "signl4",
-    "slack",
-    "tgram",
-    "twilio",
-    "wxteams",
-    "zulip",
-)
-"""Schemes of services whose host Apprise knows."""
-OWN_HOST = (
+_OWN_HOST = (
     *("gotify", "gotifys", "mailto", "mailtos", "matrix", "matrixs", "mmost", "mmosts", "ntfy", "ntfys", "rocket"),
     *("rockets", "workflows"),
 )
 """Schemes of addresses that name a host, which has to be public."""
-SCHEMES = (*HOSTED, *OWN_HOST)
-_MIN_SECRET = 4  # characters of a part of an address that is taken out of messages
+SCHEMES = (
+    *("discord", "gchat", "opsgenie", "pagerduty", "pover", "signl4", "slack", "tgram", "twilio", "wxteams", "zulip"),
+    *_OWN_HOST,
+)
+_SECRET = re.compile(r"[^/:@?&=#]{4,}")  # part of an address that is taken out of messages
 
 
 def check(url: str) -> None:
     """Refuse an address that Apprise cannot send to."""
     if _open(url) is None:
-        scheme = urlsplit(url).scheme
         raise SpecInvalid(
-            f"Apprise cannot read this address of {scheme}. https://appriseit.com/services/ describes each kind.",
+            f"Apprise cannot read this address of {urlsplit(url).scheme}. https://appriseit.com/services/ describes "
+            "each kind.",
             field="url",
         )
 
 
-def send(url: str, message_id: str, message: dict[str, Any], allowed: list[str]) -> Answer:
-    """Make one try; it takes as long as Apprise's timeouts. Raises nothing."""
-    start, warnings = time.monotonic(), _Warnings()
-    logger = logging.getLogger("apprise")
-    logger.addHandler(warnings)
-    try:
-        delivered, text = _send(url, message_id, message, allowed), ""
-    except (SpecInvalid, ExtraMissing, OSError) as error:
-        delivered, text = False, getattr(error, "message", str(error))
-    finally:
-        logger.removeHandler(warnings)
-    text = text or ("Accepted" if delivered else " ".join(warnings.lines) or "Apprise could not deliver it")
-    return Answer(delivered=delivered, status=None, text=_hide(text, url), seconds=time.monotonic() - start)
-
-
-def _send(url: str, message_id: str, message: dict[str, Any], allowed: list[str]) -> bool:
-    plugin, apprise = _open(url), _load()
-    if plugin is None:
-        return False
+def send(url: str, message_id: str, message: dict[str, Any], allowed: Sequence[str]) -> Answer:
+    """Make one try; it takes as long as Apprise's timeouts."""
+    plugin, apprise, parts = _open(url), _load(), urlsplit(url)
     plugin.redirects = False  # one may lead to an address that is not public
     host = getattr(plugin, "smtp_host", None) or plugin.host
-    if urlsplit(url).scheme in OWN_HOST and host and getattr(plugin, "mode", None) != "cloud":
+    if parts.scheme in _OWN_HOST and host and getattr(plugin, "mode", None) != "cloud":
         resolve(host, plugin.port or 443, allowed)
     title, _, rest = message["data"]["summary"].partition("\n")
     links = [part["url"] for part in message["data"].values() if isinstance(part, dict) and "url" in part]
-    sender = apprise.Apprise(asset=_asset())
+    body = "\n".join([rest or title, *links, f"[{message_id}]"])
+    sender, warnings = apprise.Apprise(asset=_asset()), _Warnings()
     sender.add(plugin)
-    body = "\n".join([*([rest] if rest else [title]), *links, f"[{message_id}]"])
-    return bool(sender.notify(body=body, title=title, body_format=apprise.NotifyFormat.TEXT))
+    logger = logging.getLogger("apprise")
+    logger.addHandler(warnings)
+    try:
+        delivered = bool(sender.notify(body=body, title=title, body_format=apprise.NotifyFormat.TEXT))
+    finally:
+        logger.removeHandler(warnings)
+    text = "Accepted" if delivered else " ".join(warnings.lines) or "Apprise could not deliver it"
+    for secret in sorted(set(_SECRET.findall(url)) - {parts.scheme, parts.hostname}, key=len, reverse=True):
+        text = text.replace(secret, "…")
+    return Answer(text, delivered=delivered)
 
 
 def _open(url: str) -> Any:  # noqa: ANN401 - a class of a library that may be missing
@@ -92,17 +75,6 @@ def _load() -> ModuleType:
     except ModuleNotFoundError as error:
         raise ExtraMissing("Receivers other than webhooks need", error, "notify") from error
     return apprise
-
-
-def _hide(text: str, url: str) -> str:
-    """Take the parts of an address out of a text, of which each may be a secret; its host is none."""
-    parts = urlsplit(url)
-    secrets = {parts.username, parts.password, *parts.path.split("/"), *parts.query.replace("=", "&").split("&")}
-    for secret in sorted(
-        (secret for secret in secrets if secret and len(secret) >= _MIN_SECRET), key=len, reverse=True
-    ):
-        text = text.replace(secret, "…")
-    return text
 
 
 class _Warnings(logging.Handler):

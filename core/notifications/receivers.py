@@ -4,11 +4,11 @@ import base64
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 from urllib.parse import urlsplit
 
 from sqlalchemy import delete as delete_rows
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import now
@@ -28,14 +28,13 @@ from core.jobs.spec.notify import (
     parse_notify,
 )
 from core.notifications.apprise_address import SCHEMES, check
+from core.notifications.webhook import SECRET_PREFIX
 from core.security.actor import record_change
 from core.security.credentials import receiver_purpose
 from core.security.encryption import Vault
 
 MAX_URL = 2000
 MAX_QUIET_SECONDS = 7 * 24 * 3600
-SECRET_PREFIX = "whsec_"  # noqa: S105 - what Standard Webhooks puts before one
-_SECRET_BYTES = (24, 64)  # as Standard Webhooks allows
 
 
 def owner_of(session: Session, key_id: str) -> str:
@@ -52,22 +51,14 @@ def get(session: Session, name: str) -> Receiver:
     return receiver
 
 
-class Settings(TypedDict):
-    """The settings of a receiver, as people give them."""
-
-    url: str
-    secret: str | None  # None: the one it has, or a new one
-    events: Sequence[str]
-    jobs: Sequence[str]  # `mine`, `all` or `project:NAME`, whose events it gets besides those of jobs that name it
-    quiet_seconds: int
-
-
 def put(
-    session: Session, vault: Vault, key_id: str, name: str, settings: Settings
+    session: Session, vault: Vault, key_id: str, name: str, settings: Mapping[str, Any]
 ) -> tuple[Receiver, bool, str | None]:
     """Save a receiver, in place of one with its name, and enable it.
 
-    Returns its row, whether it is new, and the secret that signs its messages.
+    Returns its row, whether it is new, and the secret that signs its messages, which it keeps. `settings`: `url`,
+    `events`, `quiet_seconds`, and `jobs`, whose events it gets besides those of jobs that name it: `mine`, `all` or
+    `project:NAME`.
     """
     if not RECEIVER_NAME.match(name):
         raise SpecInvalid(
@@ -81,57 +72,58 @@ def put(
         raise SpecInvalid(f"{of_workers} is of no job. Give the receiver the events of all jobs.", field="jobs")
     kind, address = _describe_url(settings["url"])
     receiver = session.get(Receiver, name, with_for_update=True)
-    owner = key_id if receiver is None else receiver.submitted_by
-    subjects = dict(_subject(session, owner, text) for text in settings["jobs"])
-    created = receiver is None
-    secret = _choose_secret(vault, receiver, kind, settings["secret"])
+    created, secret = receiver is None, None if receiver is None else unseal(vault, receiver)["secret"]
     if receiver is None:
         receiver = Receiver(id=name, submitted_by=key_id, created_at=now())
         session.add(receiver)
+    secret = secret or SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+    opened = {"url": settings["url"], "secret": secret if kind == "webhook" else None}
     receiver.kind, receiver.address, receiver.events = kind, address, events
-    opened = json.dumps({"url": settings["url"], "secret": secret})
-    receiver.sealed = vault.encrypt(receiver_purpose(name), opened)
-    receiver.quiet_seconds, receiver.disabled = settings["quiet_seconds"], None
-    receiver.quiet_until = now()  # what is held is sent
+    receiver.sealed = vault.encrypt(receiver_purpose(name), json.dumps(opened))
+    receiver.quiet_seconds, receiver.quiet_until, receiver.disabled = settings["quiet_seconds"], None, None
     receiver.updated_at = now()
     record_change(session, "receiver_set", name)
     session.flush()
-    _replace_rules(session, name, subjects)
+    held = NotificationDelivery.receiver == name, NotificationDelivery.state == "held"
+    session.execute(update(NotificationDelivery).where(*held).values(next_at=now()))
+    _replace_rules(session, receiver, settings["jobs"])
     session.refresh(receiver)
-    return receiver, created, secret
+    return receiver, created, opened["secret"]
 
 
-def _choose_secret(vault: Vault, receiver: Receiver | None, kind: str, given: str | None) -> str | None:
-    if kind != "webhook":
-        if given:
-            raise SpecInvalid("Only webhooks are signed. Leave the secret out.", field="secret")
-        return None
-    if given:
-        return _check_secret(given)
-    return (None if receiver is None else unseal(vault, receiver)["secret"]) or _new_secret()
-
-
-def _replace_rules(session: Session, name: str, subjects: Mapping[str, str]) -> None:
-    """Replace the rules that the receiver was saved with; those of jobs that name it stay."""
-    saved = NotificationRule.receiver == name, NotificationRule.scope.is_not(None)
+def _replace_rules(session: Session, receiver: Receiver, jobs: Sequence[str]) -> None:
+    """Replace the rules that a receiver was saved with; those of jobs that name it stay."""
+    subjects = {_subject(session, receiver.submitted_by, text): text.partition(":")[0] for text in jobs}
+    saved = NotificationRule.receiver == receiver.id, NotificationRule.scope.is_not(None)
     session.execute(delete_rows(NotificationRule).where(*saved))
-    session.add_all(NotificationRule(subject=id_, receiver=name, scope=scope) for id_, scope in subjects.items())
+    session.add_all(
+        NotificationRule(subject=subject, receiver=receiver.id, scope=scope) for subject, scope in subjects.items()
+    )
     session.flush()
+
+
+def _subject(session: Session, key_id: str, text: str) -> str:
+    """Return whose events are meant."""
+    scope, _, name = text.partition(":")
+    if text in {"mine", "all"}:
+        return ALL if text == "all" else owner_of(session, key_id)
+    project_id = projects.find_id(session, name) if scope == "project" and name else None
+    if project_id is None:
+        raise SpecInvalid(
+            f"{text[:100]!r} is neither mine, all, nor project:NAME with the name of a project.", field="jobs"
+        )
+    return project_id
 
 
 def _describe_url(url: str) -> tuple[str, str]:
     """Return the kind of a receiver, and its address without what is secret in it. Names no part of a refused URL."""
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
+        host, _ = parts.hostname, parts.port
     except ValueError:
         raise SpecInvalid("Cannot be read as a URL: check its host and port.", field="url") from None
-    if not url.isprintable() or " " in url or len(url) > MAX_URL or not parts.scheme:
-        raise SpecInvalid(
-            f"Give one URL of at most {MAX_URL:,} printable characters without spaces, such as "
-            "https://hooks.example.org/jobs.",
-            field="url",
-        )
+    if not url.isprintable() or " " in url or len(url) > MAX_URL:
+        raise SpecInvalid(f"Give one URL of at most {MAX_URL:,} printable characters without spaces.", field="url")
     if parts.scheme in SCHEMES:
         check(url)
         return parts.scheme, f"{parts.scheme}://…"
@@ -143,44 +135,12 @@ def _describe_url(url: str) -> tuple[str, str]:
         )
     if not host or "@" in parts.netloc:
         raise SpecInvalid("Give a URL with a host, and without a user or a password before it.", field="url")
-    shown = f"[{host}]" if ":" in host else host
-    return "webhook", f"{parts.scheme}://{shown}{f':{port}' if port else ''}/…"[:300]
+    return "webhook", f"{parts.scheme}://{parts.netloc}/…"[:300]
 
 
-def _check_secret(secret: str) -> str:
-    try:
-        key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
-    except ValueError:
-        key = b""
-    if not secret.startswith(SECRET_PREFIX) or not _SECRET_BYTES[0] <= len(key) <= _SECRET_BYTES[1]:
-        raise SpecInvalid(
-            f"Not a secret of a webhook: {SECRET_PREFIX} and the Base64 of {_SECRET_BYTES[0]} to {_SECRET_BYTES[1]} "
-            "bytes. Leave it out to get one.",
-            field="secret",
-        )
-    return secret
-
-
-def _new_secret() -> str:
-    return SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
-
-
-def unseal(vault: Vault, receiver: Receiver) -> Mapping[str, Any]:
-    opened: Mapping[str, Any] = json.loads(vault.decrypt(receiver_purpose(receiver.id), receiver.sealed))
+def unseal(vault: Vault, receiver: Receiver) -> dict[str, Any]:
+    opened: dict[str, Any] = json.loads(vault.decrypt(receiver_purpose(receiver.id), receiver.sealed))
     return opened
-
-
-def _subject(session: Session, key_id: str, text: str) -> tuple[str, str]:
-    """Return whose events are meant, and the scope."""
-    scope, _, name = text.partition(":")
-    if text in {"mine", "all"}:
-        return (ALL if text == "all" else owner_of(session, key_id)), scope
-    project_id = projects.find_id(session, name) if scope == "project" and name else None
-    if project_id is None:
-        raise SpecInvalid(
-            f"{text[:100]!r} is neither mine, all, nor project:NAME with the name of a project.", field="jobs"
-        )
-    return project_id, scope
 
 
 def scopes_of(session: Session, name: str) -> list[str]:
@@ -188,7 +148,7 @@ def scopes_of(session: Session, name: str) -> list[str]:
     saved = NotificationRule.receiver == name, NotificationRule.scope.is_not(None)
     rules = select(NotificationRule.scope, Project.name).where(*saved)
     rows = session.execute(rules.outerjoin(Project, Project.id == NotificationRule.subject))
-    return sorted(f"{scope}:{project}" if scope == "project" else str(scope) for scope, project in rows)
+    return sorted(f"{scope}:{project}" if project else str(scope) for scope, project in rows)
 
 
 def delete(session: Session, name: str) -> None:
@@ -202,9 +162,8 @@ def delete(session: Session, name: str) -> None:
 def check_exist(session: Session, notify: Sequence[str]) -> dict[str, list[str] | None]:
     """Return the events by receiver that a job names; refuse it if one does not exist."""
     wanted = parse_notify(notify)
-    there = set(session.scalars(select(Receiver.id).where(Receiver.id.in_(wanted)))) if wanted else set()
     for name in wanted:
-        if name not in there:
+        if session.get(Receiver, name) is None:
             raise SpecInvalid(
                 f"There is no receiver {name!r}. Save it with `gradient-cli notifications create {name}`; "
                 "`gradient-cli notifications list` shows those that are saved.",

@@ -1,28 +1,19 @@
 """Receivers of notifications, and the messages to them."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Depends, Query, Response
+from fastapi import Depends, Response
 
-from core.db.models.notifications import NotificationDelivery
 from core.notifications import deliveries, receivers
+from core.security.encryption import Vault
 from service.auth.authentication import Caller
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.http.routing import api_router
-from service.presenters.notifications import delivery_view, receiver_view, receiver_views, save
-from service.schemas.notifications import (
-    DeliveriesPage,
-    DeliveryView,
-    Receivers,
-    ReceiverView,
-    SavedReceiver,
-    SaveReceiver,
-)
+from service.presenters.notifications import receiver_view, receiver_views
+from service.schemas.notifications import Deliveries, DeliveryView, Receivers, ReceiverView, SaveReceiver
 
 router = api_router(prefix="/notifications", tags=["notifications"])
-
-_SAVED: dict[int | str, dict[str, Any]] = {201: {"model": SavedReceiver, "description": "The receiver was created."}}
 
 
 @router.get("")
@@ -37,7 +28,11 @@ def show_receiver(session: ReadSession, receiver: str) -> ReceiverView:
     return receiver_view(session, receivers.get(session, receiver))
 
 
-@router.put("/{receiver}", responses=_SAVED, openapi_extra=json_body_schema(SaveReceiver))
+@router.put(
+    "/{receiver}",
+    responses={201: {"model": ReceiverView, "description": "The receiver was created."}},
+    openapi_extra=json_body_schema(SaveReceiver),
+)
 def save_receiver(
     response: Response,
     session: WriteSession,
@@ -45,36 +40,30 @@ def save_receiver(
     caller: Caller,
     receiver: str,
     body: Annotated[SaveReceiver, Depends(parse_json_body(SaveReceiver))],
-) -> SavedReceiver:
+) -> ReceiverView:
     """Save a receiver, replacing and enabling an existing one of that name."""
-    saved, created = save(session, app_state, caller.id, receiver, body)
+    saved, created, secret = receivers.put(session, Vault(app_state.settings), caller.id, receiver, dict(body))
     response.status_code = 201 if created else 200
-    return saved
+    return receiver_view(session, saved, secret)
 
 
 @router.post("/{receiver}/test", status_code=202)
 def send_test(session: WriteSession, _caller: Caller, receiver: str) -> DeliveryView:
     """Send a test message to a receiver; its deliveries say what came back."""
-    delivery_id = deliveries.send_test(session, receivers.get(session, receiver).id)
-    return delivery_view(session.get_one(NotificationDelivery, delivery_id))
+    return DeliveryView.of(deliveries.send_test(session, receivers.get(session, receiver)))
 
 
 @router.get("/{receiver}/deliveries")
-def list_deliveries(
-    session: ReadSession,
-    receiver: str,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
-    after: Annotated[str | None, Query(description="id of the last message on the previous page")] = None,
-) -> DeliveriesPage:
-    """List the messages to a receiver of the last 30 days, newest first, with what came back."""
-    shown, following = deliveries.page(session, receivers.get(session, receiver).id, limit=limit, after=after)
-    return DeliveriesPage(deliveries=[delivery_view(delivery) for delivery in shown], next=following)
+def list_deliveries(session: ReadSession, receiver: str) -> Deliveries:
+    """List the last 200 messages to a receiver, newest first, with what came back; they are kept for 30 days."""
+    last = deliveries.last(session, receivers.get(session, receiver).id)
+    return Deliveries(deliveries=[DeliveryView.of(delivery) for delivery in last])
 
 
 @router.post("/{receiver}/deliveries/{delivery_id}/replay", status_code=202)
 def replay_delivery(session: WriteSession, _caller: Caller, receiver: str, delivery_id: str) -> DeliveryView:
     """Send a message again, with the same id."""
-    return delivery_view(deliveries.replay(session, receivers.get(session, receiver).id, delivery_id))
+    return DeliveryView.of(deliveries.replay(session, receiver, delivery_id))
 
 
 @router.delete("/{receiver}", status_code=204)

@@ -16,9 +16,6 @@ class SaveReceiver(RequestModel):
         description="https or http URL of a webhook, or an address of Apprise, such as slack://…; never returned",
         repr=False,
     )
-    secret: str | None = Field(
-        None, description="secret that signs its messages, whsec_…; null: the one it has, or a new one", repr=False
-    )
     events: RequestList[str] = Field(
         default=[*DEFAULT_EVENTS], description=f"what it is told of, unless a job names other events: {_EVENTS}"
     )
@@ -47,12 +44,9 @@ class ReceiverView(View):
     disabled: str | None = Field(description="why nothing is sent to it any more; null: it is enabled")
     created_at: Time
     updated_at: Time
-
-
-class SavedReceiver(ReceiverView):
-    """A receiver that was just saved."""
-
-    secret: str | None = Field(description="secret that signs its messages, which is returned only here")
+    secret: str | None = Field(
+        None, description="secret that signs its messages, returned only when it is saved; null: not signed"
+    )
 
 
 class Receivers(View):
@@ -83,8 +77,7 @@ class DeliveryView(View):
     body: dict[str, Any]
 
 
-class DeliveriesPage(View):
-    """Messages to a receiver, newest first."""
+class Deliveries(View):
+    """The last messages to a receiver, newest first."""
 
     deliveries: list[DeliveryView]
-    next: str | None = Field(description="`after` of the next page; null: this is the last")

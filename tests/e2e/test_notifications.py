@@ -21,7 +21,8 @@ from core.notifications.webhook import sign
 SCALE = 3000  # times as fast as the clock
 PRIVATE = (
     *("http://127.0.0.1:1/", "http://localhost:1/", "http://[::ffff:10.0.0.1]/", "http://169.254.169.254/"),
-    *("ntfy://127.0.0.1/topic", "mailto://example.org/?smtp=127.0.0.1&from=a@b.org&to=c@d.org"),
+    *("http://[64:ff9b::10.0.0.1]/", "ntfy://127.0.0.1/topic"),
+    "mailto://example.org/?smtp=127.0.0.1&from=a@b.org&to=c@d.org",
 )
 RETRIES = tuple(seconds / SCALE for seconds in (5, 300, 1800, 7200, 18_000, 36_000))
 
@@ -38,7 +39,7 @@ def receiver():
 def service_settings():
     return {
         "GRADIENT_NOTIFICATIONS__ALLOWED": '["127.0.0.1"]',
-        "service.notifications.sender._POLL_SECONDS": 0.05,
+        "service.notifications.sender.POLL_SECONDS": 0.05,
         "core.notifications.deliveries.RETRY_SECONDS": RETRIES,
     }
 
@@ -52,6 +53,11 @@ def save(service, receiver, name, **options):
 
 def delivered(service, name):
     return service.request("GET", f"/notifications/{name}/deliveries").json()["deliveries"]
+
+
+def answers_of(service, name, count):
+    answers = [tried["answer"] for one in delivered(service, name) for tried in one["tries"]]
+    return answers if len(answers) == count else None
 
 
 def test_a_receiver_is_saved_tested_and_told_of_a_jobs_end(service, receiver):
@@ -76,7 +82,7 @@ def test_a_receiver_is_saved_tested_and_told_of_a_jobs_end(service, receiver):
     again = service.cli("notifications", "replay", "team", failed_id)
     assert "HTTP 200" in again.stderr
     assert receiver.wait_for(4)[3] == (failed_id, failed)
-    assert service.cli("notifications", "deliveries", "team").stdout.count("delivered") == 3
+    assert service.cli("notifications", "show", "team").stdout.count("delivered") == 3
     service.cli("notifications", "delete", "team")
     refused = service.cli(
         *("jobs", "create", "-m", "CPU", "--workspace", "none"), *("--command", "true", "--notify", "team"), code=4
@@ -119,7 +125,7 @@ def test_the_sdk_saves_tests_and_deletes_a_receiver(service, receiver):
         receiver.secret = client.notifications.save("sdk", receiver.url, events=["job.*"], jobs=["mine"])["secret"]
         assert [one["jobs"] for one in client.notifications.list() if one["name"] == "sdk"] == [["mine"]]
         message = client.notifications.test("sdk")["id"]
-        receiver.wait_for(1)
+        wait_until(lambda: client.notifications.deliveries("sdk")[0]["tries"], "the answer")
         client.notifications.replay("sdk", message)
         assert {message_id for message_id, _ in receiver.wait_for(2)} == {message}
         job = client.jobs.create(command="true", machine_type="CPU", workspace="none")
@@ -153,8 +159,7 @@ def test_an_array_of_200_and_a_sweep_are_one_message_each(service, receiver):
     ).json()["arrayId"]
     [(_, message)] = receiver.wait_for(1)
     assert (message["type"], message["data"]["array"]["id"]) == ("array.ended", array)
-    assert message["data"]["array"]["states"] == {"Succeeded": 198, "Failed": 2}
-    assert len(message["data"]["array"]["notSucceeded"]) == 2
+    assert message["data"]["array"]["arrayMembers"] == {"Stopped": 198, "Failed": 2}
     sweep = service.request(
         "POST",
         "/sweeps",
@@ -170,7 +175,7 @@ def test_an_array_of_200_and_a_sweep_are_one_message_each(service, receiver):
     assert "id" in sweep, sweep
     _, ended = receiver.wait_for(2)[1]
     assert (ended["type"], ended["data"]["sweep"]["id"]) == ("sweep.ended", sweep["id"]), ended
-    assert ended["data"]["sweep"]["trials"] == {"complete": 3}
+    assert ended["data"]["sweep"]["counts"]["complete"] == 3
     assert ended["data"]["sweep"]["best"]["value"] == 1
     assert receiver.types() == {"array.ended": 1, "sweep.ended": 1}
 
@@ -238,9 +243,8 @@ def test_mail_is_sent_by_apprise_and_tried_again(service):
         assert f"/ui/jobs/{job}" in text
         [message] = [one for one in delivered(service, "mail") if one["event"] == "job.failed"]
         assert message["id"] in text
-        states = [tried["answer"] for one in delivered(service, "mail") for tried in one["tries"]]
-        assert states.count("Accepted") == 2
-        assert len(states) == 3
+        answers = wait_until(lambda: answers_of(service, "mail", 3), "the answers")
+        assert answers.count("Accepted") == 2
     finally:
         server.stop()
 
@@ -260,7 +264,6 @@ def test_every_scheme_that_is_allowed_is_one_of_apprise():
         ({"url": "json://example.org"}, "url", "scheme is not supported"),
         ({"url": "exec://pw@x"}, "url", "scheme is not supported"),
         ({"url": "slack://pw@x"}, "url", "cannot read this address of slack"),
-        ({"url": "ntfy://topic", "secret": "whsec_x"}, "secret", "Only webhooks"),
         ({"url": "http://user:pw@example.org/"}, "url", "without a user"),
         ({"url": "http://[::1"}, "url", "URL"),
         ({"url": "http://example.org", "events": ["job.stalled"]}, "events", "not offered yet"),
@@ -269,7 +272,6 @@ def test_every_scheme_that_is_allowed_is_one_of_apprise():
         ({"url": "http://example.org", "events": ["worker.lost"]}, "jobs", "of no job"),
         ({"url": "http://example.org", "events": ["job.[a-z]*"]}, "events", "not an event"),
         ({"url": "http://example.org", "jobs": ["project:nowhere"]}, "jobs", "neither mine, all"),
-        ({"url": "http://example.org", "secret": "whsec_c2hvcnQ="}, "secret", "24 to 64 bytes"),
     ],
 )
 def test_a_receiver_that_cannot_work_is_refused(service, body, field, text):
@@ -289,15 +291,10 @@ def test_a_job_that_names_no_receiver_or_no_event_is_refused(service, notify):
 
 
 def test_a_private_address_is_not_told(tmp_path):
-    deployment = Deployment(tmp_path / "home", **{"service.notifications.sender._POLL_SECONDS": 0.05})
+    deployment = Deployment(tmp_path / "home", **{"service.notifications.sender.POLL_SECONDS": 0.05})
     try:
         deployment.start_api()
-        for url in (
-            "http://127.0.0.1:1/",
-            "http://localhost:1/",
-            "http://[::ffff:10.0.0.1]/",
-            "http://169.254.169.254/",
-        ):
+        for url in PRIVATE:
             deployment.cli("notifications", "create", "inside", given=url)
             failed = deployment.cli("notifications", "test", "inside", code=1)
             assert "not public" in failed.stderr
@@ -308,7 +305,7 @@ def test_a_private_address_is_not_told(tmp_path):
 def test_a_service_killed_in_the_middle_of_a_delivery_delivers_again_with_the_same_id(tmp_path, receiver):
     fast = {
         "GRADIENT_NOTIFICATIONS__ALLOWED": '["127.0.0.1"]',
-        "service.notifications.sender._POLL_SECONDS": 0.05,
+        "service.notifications.sender.POLL_SECONDS": 0.05,
         "core.notifications.deliveries.CLAIM_SECONDS": 1,
     }
     deployment = Deployment(tmp_path / "home", **fast)
@@ -330,7 +327,7 @@ def test_a_service_killed_in_the_middle_of_a_delivery_delivers_again_with_the_sa
 
 
 def test_several_api_processes_over_postgresql_send_each_message_once(tmp_path, postgres, receiver):
-    fast = {"GRADIENT_NOTIFICATIONS__ALLOWED": '["127.0.0.1"]', "service.notifications.sender._POLL_SECONDS": 0.05}
+    fast = {"GRADIENT_NOTIFICATIONS__ALLOWED": '["127.0.0.1"]', "service.notifications.sender.POLL_SECONDS": 0.05}
     url = postgres.new_database()
     deployment = Deployment(tmp_path / "home", GRADIENT_DATABASE__URL=url, GRADIENT_API__PROCESSES="3", **fast)
     try:
@@ -381,8 +378,8 @@ def test_a_lost_worker_and_a_missed_time_are_told(tmp_path, receiver):
         "GRADIENT_WORKER__LOST_AFTER_SECONDS": "3",
         "GRADIENT_WORKER__LEASE_SECONDS": "1.5",
         "GRADIENT_LIMITS__QUEUED_PER_KEY": "1",
-        "service.notifications.sender._POLL_SECONDS": 0.05,
-        "service.notifications.sender._WORKERS_SECONDS": 0.1,
+        "service.notifications.sender.POLL_SECONDS": 0.05,
+        "GRADIENT_WORKER__SWEEP_SECONDS": "0.5",
     }
     deployment = Deployment(tmp_path / "home", **fast)
     try:
@@ -401,7 +398,7 @@ def test_a_lost_worker_and_a_missed_time_are_told(tmp_path, receiver):
             rows.execute("UPDATE schedules SET next_at = datetime(next_at, '-1 minute') || '.000000'")
         _, missed = receiver.wait_for(2)[1]
         assert (missed["type"], missed["data"]["schedule"]["id"]) == ("schedule.missed", schedule["id"])
-        assert "queue" in missed["data"]["schedule"]["reason"]
+        assert "queue" in missed["data"]["schedule"]["refusal"]
         assert receiver.types() == {"worker.lost": 1, "schedule.missed": 1}
     finally:
         deployment.stop()

@@ -217,10 +217,10 @@ class FuzzTarget:
 
     def _receiver(self) -> tuple[str, str]:
         """The name of a receiver that cannot be reached, and the id of a message to it."""
-        settings = receivers.Settings(url="http://127.0.0.1:9", secret=None, events=[], jobs=[], quiet_seconds=0)
+        settings = {"url": "http://127.0.0.1:9", "events": [], "jobs": [], "quiet_seconds": 0}
         with self._database.write() as session:
-            name = receivers.put(session, Vault(self._stores.settings), "k", "known", settings)[0].id
-            return name, deliveries.send_test(session, name)
+            receiver = receivers.put(session, Vault(self._stores.settings), "k", "known", settings)[0]
+            return receiver.id, deliveries.send_test(session, receiver).id
 
     def _compare(self) -> str:
         """The id of a new comparison, of jobs that no earlier request has deleted."""

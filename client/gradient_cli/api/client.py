@@ -18,7 +18,6 @@ from gradient_cli.api.paths import (
     comparison_path,
     job_path,
     range_headers,
-    receiver_path,
     registries_path,
     secrets_path,
     storage_path,
@@ -371,28 +370,9 @@ class Api(SubmissionApi):
     def revoke_key(self, key_id: str) -> None:
         self._transport.json("DELETE", f"/keys/{quote(key_id, safe='')}")
 
-    def receivers(self) -> dict[str, Any]:
-        return self._transport.json("GET", receiver_path(), needs="receivers")
-
-    def receiver(self, name: str) -> dict[str, Any]:
-        return self._transport.json("GET", receiver_path(name), needs="name")
-
-    def save_receiver(self, name: str, settings: dict[str, Any]) -> dict[str, Any]:
-        return self._transport.json("PUT", receiver_path(name), body=settings, needs="name")
-
-    def test_receiver(self, name: str) -> dict[str, Any]:
-        return self._transport.json("POST", f"{receiver_path(name)}/test", needs="id")
-
-    def deliveries(self, name: str, *, limit: int = 50) -> dict[str, Any]:
-        path = f"{receiver_path(name)}/deliveries"
-        return self._transport.json("GET", path, query={"limit": limit}, needs="deliveries")
-
-    def replay_delivery(self, name: str, delivery_id: str) -> dict[str, Any]:
-        path = f"{receiver_path(name)}/deliveries/{quote(delivery_id, safe='')}/replay"
-        return self._transport.json("POST", path, needs="id")
-
-    def delete_receiver(self, name: str) -> None:
-        self._transport.json("DELETE", receiver_path(name))
+    def notifications(self, method: str, *names: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        path = "/".join(["/notifications", *(quote(name, safe="") for name in names)])
+        return self._transport.json(method, path, body=body)
 
     def secrets(self, project_id: str | None) -> dict[str, Any]:
         return self._transport.json("GET", secrets_path(project_id), needs="secrets")

@@ -28,10 +28,6 @@ def template_path(noun: str, template_id: str, action: str = "") -> str:
     return f"/{noun}/{quote(template_id, safe='')}{action and '/' + action}"
 
 
-def receiver_path(name: str | None = None) -> str:
-    return "/notifications" + ("" if name is None else f"/{quote(name, safe='')}")
-
-
 def secrets_path(project_id: str | None, name: str | None = None) -> str:
     start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
     return f"{start}/secrets" + ("" if name is None else f"/{quote(name, safe='')}")

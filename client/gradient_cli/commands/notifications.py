@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gradient_cli import terminal
@@ -15,9 +16,7 @@ from gradient_cli.errors import FAILED, OK, ClientError
 from gradient_cli.formatting import format_past, parse_duration, print_fields, print_json, print_result, print_table
 from gradient_cli.options import add_common, add_positional
 
-_SHOWN = 5  # last messages of a receiver
 _WAIT_SECONDS = 60.0
-_HEADS = ("ID", "EVENT", "STATE", "CREATED", "TRIES", "LAST ANSWER")
 
 
 def _add(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
@@ -43,30 +42,9 @@ def add_create(parser: argparse.ArgumentParser) -> None:
     _add(parser, create)
 
 
-def add_list(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, list_receivers)
-
-
-def add_show(parser: argparse.ArgumentParser) -> None:
-    _add(parser, show)
-
-
-def add_test(parser: argparse.ArgumentParser) -> None:
-    _add(parser, test)
-
-
-def add_deliveries(parser: argparse.ArgumentParser) -> None:
-    _add(parser, deliveries)
-
-
 def add_replay(parser: argparse.ArgumentParser) -> None:
-    add_positional(parser, "name", needed=True, metavar="NAME", help="name of the receiver")
+    _add(parser, replay)
     add_positional(parser, "message", needed=True, metavar="ID", help="id of the message, msg_…")
-    add_common(parser, replay)
-
-
-def add_delete(parser: argparse.ArgumentParser) -> None:
-    _add(parser, delete)
 
 
 def create(args: argparse.Namespace) -> int:
@@ -77,7 +55,7 @@ def create(args: argparse.Namespace) -> int:
         settings["quietSeconds"] = parse_duration("quiet", args.quiet)
     api = connect(args)
     settings["url"] = read_hidden("url", f"URL of {args.name}: ").strip()
-    receiver = api.save_receiver(args.name, settings)
+    receiver = api.notifications("PUT", args.name, body=settings)
     text = f"saved; jobs tell it with --notify {args.name}"
     if receiver["secret"]:
         text += f"\n  messages are signed with  {receiver['secret']}"
@@ -85,109 +63,86 @@ def create(args: argparse.Namespace) -> int:
 
 
 def list_receivers(args: argparse.Namespace) -> int:
-    answer = connect(args).receivers()
+    answer = connect(args).notifications("GET")
     if args.json:
-        print_json(answer)
-    elif not answer["receivers"]:
+        return print_json(answer)
+    if not answer["receivers"]:
         terminal.print_message("no receivers yet; `gradient-cli notifications create NAME` saves one")
-    else:
-        rows = [
-            [
-                receiver["name"],
-                receiver["address"],
-                ", ".join(receiver["jobs"]) or "those that name it",
-                ", ".join(receiver["events"]),
-                "disabled" if receiver["disabled"] else "enabled",
-            ]
-            for receiver in answer["receivers"]
-        ]
-        print_table(("NAME", "ADDRESS", "JOBS", "EVENTS", "STATE"), rows)
+        return OK
+    rows = [list(_describe_receiver(receiver).values())[:5] for receiver in answer["receivers"]]
+    print_table(("NAME", "ADDRESS", "JOBS", "EVENTS", "STATE"), rows)
     return OK
 
 
 def show(args: argparse.Namespace) -> int:
     api = connect(args)
-    receiver = api.receiver(args.name)
+    receiver = api.notifications("GET", args.name)
+    messages = api.notifications("GET", args.name, "deliveries")["deliveries"]
     if args.json:
-        return print_json(receiver)
-    print_fields(
-        {
-            "name": receiver["name"],
-            "address": receiver["address"],
-            "jobs": ", ".join(receiver["jobs"]) or f"those with --notify {receiver['name']}",
-            "events": ", ".join(receiver["events"]),
-            "quiet": f"{receiver['quietSeconds']} s after a message" if receiver["quietSeconds"] else "",
-            "state": receiver["disabled"] or "enabled",
-            "owner": receiver["ownerKey"],
-        }
-    )
-    last = api.deliveries(args.name, limit=_SHOWN)["deliveries"]
-    if last:
+        return print_json({**receiver, "deliveries": messages})
+    print_fields(_describe_receiver(receiver))
+    if messages:
         print()
-        _print_deliveries(last)
+        rows = [_describe_message(message) for message in messages]
+        print_table(("ID", "EVENT", "STATE", "CREATED", "TRIES", "LAST ANSWER"), rows)
     return OK
 
 
-def test(args: argparse.Namespace) -> int:
-    api = connect(args)
-    return _follow(args, api, api.test_receiver(args.name)["id"], before=0)
+def _describe_receiver(receiver: dict[str, Any]) -> dict[str, str]:
+    return {
+        "name": receiver["name"],
+        "address": receiver["address"],
+        "jobs": ", ".join(receiver["jobs"]) or "those that name it",
+        "events": ", ".join(receiver["events"]),
+        "state": receiver["disabled"] or "enabled",
+        "quiet": f"{receiver['quietSeconds']} s after a message" if receiver["quietSeconds"] else "",
+        "owner": receiver["ownerKey"],
+    }
 
 
-def replay(args: argparse.Namespace) -> int:
-    api = connect(args)
-    message = api.replay_delivery(args.name, args.message)
-    return _follow(args, api, message["id"], before=len(message["tries"]))
+def _describe_message(message: dict[str, Any]) -> list[str]:
+    tries, created = message["tries"], format_past(message["createdAt"])
+    answer = _describe_answer(tries[-1]) if tries else ""
+    return [message["id"], message["event"], message["state"], created, str(len(tries)), answer]
 
 
-def _follow(args: argparse.Namespace, api: Api, message_id: str, *, before: int) -> int:
-    """Wait for the next try of a message, and print what came back."""
-    end = time.monotonic() + _WAIT_SECONDS
-    while time.monotonic() < end:
-        for message in api.deliveries(args.name, limit=200)["deliveries"]:
-            if message["id"] == message_id and len(message["tries"]) > before:
-                answer = _describe(message["tries"][-1])
-                if message["state"] != "delivered" and not args.json:
-                    raise ClientError(f"{args.name} did not take message {message_id}: {answer}")
-                print_result(args, message, f"delivered as {message_id}: {answer}")
-                return OK if message["state"] == "delivered" else FAILED
-        time.sleep(0.3)
-    raise ClientError(
-        f"Message {message_id} was not sent within {_WAIT_SECONDS:.0f} s",
-        hint=f"`gradient-cli notifications deliveries {args.name}` shows when it is.",
-    )
-
-
-def deliveries(args: argparse.Namespace) -> int:
-    answer = connect(args).deliveries(args.name, limit=200)
-    if args.json:
-        print_json(answer)
-    elif not answer["deliveries"]:
-        terminal.print_message("no messages yet; `gradient-cli notifications test NAME` sends one")
-    else:
-        _print_deliveries(answer["deliveries"])
-    return OK
-
-
-def _print_deliveries(messages: list[dict[str, Any]]) -> None:
-    rows = [
-        [
-            message["id"],
-            message["event"],
-            message["state"],
-            format_past(message["createdAt"]),
-            str(len(message["tries"])),
-            _describe(message["tries"][-1]) if message["tries"] else "",
-        ]
-        for message in messages
-    ]
-    print_table(_HEADS, rows)
-
-
-def _describe(tried: dict[str, Any]) -> str:
+def _describe_answer(tried: dict[str, Any]) -> str:
     status = "" if tried["status"] is None else f"HTTP {tried['status']} "
     return f"{status}{tried['answer']}".strip() + f" ({tried['seconds']:.2g} s)"
 
 
+def test(args: argparse.Namespace) -> int:
+    api = connect(args)
+    return _follow(args, api, api.notifications("POST", args.name, "test"))
+
+
+def replay(args: argparse.Namespace) -> int:
+    api = connect(args)
+    return _follow(args, api, api.notifications("POST", args.name, "deliveries", args.message, "replay"))
+
+
+def _follow(args: argparse.Namespace, api: Api, sent: dict[str, Any]) -> int:
+    """Wait for the next try of a message, and print what came back."""
+    end = time.monotonic() + _WAIT_SECONDS
+    while time.monotonic() < end:
+        for message in api.notifications("GET", args.name, "deliveries")["deliveries"]:
+            if message["id"] == sent["id"] and len(message["tries"]) > len(sent["tries"]):
+                answer = _describe_answer(message["tries"][-1])
+                if message["state"] != "delivered" and not args.json:
+                    raise ClientError(f"{args.name} did not take message {sent['id']}: {answer}")
+                print_result(args, message, f"delivered as {sent['id']}: {answer}")
+                return OK if message["state"] == "delivered" else FAILED
+        time.sleep(0.3)
+    raise ClientError(
+        f"Message {sent['id']} was not sent within {_WAIT_SECONDS:.0f} s",
+        hint=f"`gradient-cli notifications show {args.name}` shows when it is.",
+    )
+
+
 def delete(args: argparse.Namespace) -> int:
-    connect(args).delete_receiver(args.name)
+    connect(args).notifications("DELETE", args.name)
     return print_result(args, {"name": args.name, "deleted": True}, f"deleted {terminal.sanitize(args.name)}")
+
+
+add_show, add_test, add_delete = (partial(_add, run=run) for run in (show, test, delete))
+add_list = partial(add_common, run=list_receivers)

@@ -63,6 +63,9 @@ class SharedRepairs:
         """Wait again before declaring hosts lost: they could not send heartbeats."""
         self._lost_detection_at = time.monotonic() + self._settings.lost_after_seconds
 
+    def hosts_may_be_lost(self) -> bool:
+        return time.monotonic() >= self._lost_detection_at
+
     def run(self) -> dict[str, int]:
         """Make the repairs if this process holds their lease; return their number by kind."""
         seconds = _LEASE_SWEEPS * self._settings.sweep_seconds
@@ -84,9 +87,9 @@ class SharedRepairs:
         None came while two more were due, either: if the database's clock is set forward, every last one seems old. A
         host beside which no other lives is not lost: its worker finds its jobs when it is started again.
         """
-        current = time.monotonic()
-        if current < self._lost_detection_at:
+        if not self.hosts_may_be_lost():
             return 0
+        current = time.monotonic()
         others_live = exists().where(Worker.host != Job.host, Worker.seen_at >= now(-WORKER_STALE_SECONDS))
         elsewhere = others_live if self._host is None else Job.host != self._host
         silent_since = now(-self._settings.lost_after_seconds)

@@ -51,15 +51,10 @@ def parse_notify(items: Sequence[str]) -> dict[str, list[str] | None]:
     receivers: dict[str, list[str] | None] = {}
     for item in items:
         name, colon, events = item.partition(":")
-        if "://" in item:
+        if not RECEIVER_NAME.match(name) or "://" in item:
             raise SpecInvalid(
-                "Names a URL, which would be stored with the job. Save it once, with `gradient-cli notifications "
-                "create NAME`, and give that name.",
-                field="notify",
-            )
-        if not RECEIVER_NAME.match(name):
-            raise SpecInvalid(
-                f"{quoted(item)} is not NAME or NAME:EVENTS, such as slack or slack:job.failed,job.error.",
+                f"{quoted(name)} is not NAME or NAME:EVENTS, such as slack or slack:job.failed,job.error. Save a URL "
+                "once, with `gradient-cli notifications create NAME`: it would be stored with the job.",
                 field="notify",
             )
         if name in receivers:

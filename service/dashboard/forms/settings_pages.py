@@ -98,15 +98,15 @@ def _wanted_key(texts: Mapping[str, str]) -> CreateKey:
         {
             "name": texts.get("name", "").strip(),
             "scope": texts.get("scope") or "submit",
-            "days": _whole_number(texts, "days"),
-            "maxJobs": _whole_number(texts, "maxJobs"),
+            "days": whole_number(texts, "days"),
+            "maxJobs": whole_number(texts, "maxJobs"),
             "agent": texts.get("agent") == "yes",
             **lists,
         },
     )
 
 
-def _whole_number(texts: Mapping[str, str], field: str) -> int | None:
+def whole_number(texts: Mapping[str, str], field: str) -> int | None:
     text = texts.get(field, "").strip()
     if not text:
         return None
