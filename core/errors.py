@@ -202,6 +202,10 @@ class TensorBoardUnavailable(GradientError):
     """This installation cannot open TensorBoard; the message has the reason, and what to do."""
 
 
+class JobNotKept(GradientError):
+    """The machine of the job is not kept."""
+
+
 class JobNotEnterable(GradientError):
     """The job cannot be entered: it does not run, or its backend or its worker does not allow it."""
 

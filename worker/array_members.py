@@ -161,7 +161,7 @@ class MemberRun(AttemptRun):
                 move(root, self._slot.folder / _READY)
                 self._slot.left = same
 
-    def _finish(self, outputs: CollectedOutputs) -> None:
+    def _finish(self, outputs: CollectedOutputs | None) -> None:
         self._closing = True
         super()._finish(outputs)
         self._leave_folders()

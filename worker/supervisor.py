@@ -370,6 +370,7 @@ class Supervisor:
         if (
             job.array_id is None
             or job.nodes is not None
+            or job.spec.keep_on_fail is not None
             or job.backend != "process"
             or job.state is not JobState.STARTING
         ):

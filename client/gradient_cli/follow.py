@@ -29,7 +29,7 @@ from gradient_cli.formatting import (
 
 SUCCEEDED = "Stopped"  # state of a job whose command ran and exited with 0: the original service's word
 PENDING = "Pending"
-_RUNNING = "Running"
+_RUNNING, KEPT = "Running", "Kept"
 _MAX_EXIT_CODE = 255
 _MIN_POLL_SECONDS = 0.2
 _MAX_POLL_SECONDS = 2.0
@@ -210,6 +210,8 @@ def attach(
             show = shows.get(name)
             if show:
                 show(data)
+            if data.get("state") == KEPT:
+                break
             if unlinked and data.get("state") == _RUNNING and data.get("phase"):
                 printer.clear()
                 _print_links(retry_until_connected(lambda: api.job(job_id)))
@@ -251,7 +253,7 @@ def wait_for_array(api: Api, array_id: str, timeout: float | None = None) -> dic
         if text != shown:
             terminal.print_message(terminal.sanitize(text))
             shown, delay = text, _MIN_POLL_SECONDS
-        if not states.keys() & {PENDING, _RUNNING}:
+        if not states.keys() & {PENDING, _RUNNING, KEPT}:
             return array
         if until is not None and time.monotonic() >= until:
             raise TimedOut(
@@ -320,6 +322,10 @@ def describe_state(job: dict[str, Any]) -> str:
     return f"{state}: {why}" if why else state
 
 
+def kept_steps(job_id: str) -> list[str]:
+    return [f"gradient-cli jobs exec {job_id}", f"gradient-cli jobs release {job_id}"]
+
+
 def _describe_exit_code(job: dict[str, Any]) -> str:
     """Return the exit code as text, or nothing if the job's message names it already."""
     if job.get("exitCode") is None:
@@ -350,6 +356,10 @@ def print_summary(api: Api, job: dict[str, Any], shown_notes: Sequence[str] = ()
     if any(facts):
         terminal.print_message(terminal.sanitize(", ".join(fact for fact in facts if fact)))
     print_notes(job, shown_notes)
+    if job.get("state") == KEPT:
+        terminal.print_message(
+            "\n".join([f"kept {job.get('phaseDetail')}", *(f"  {step}" for step in kept_steps(job_id))])
+        )
     try:
         left = api.artifacts(job_id, limit=1)
     except ClientError as error:  # the exit code is the job's all the same

@@ -24,7 +24,7 @@ _DAY = 86400
 _LEAST_DOLLARS = 0.0001
 _LEAST_GPU_HOURS = 0.01
 COLLECTING = "collecting"  # phase of a job whose command has ended, and whose outputs are being stored
-_STATE_WORDS = {"Stopped": "Succeeded"}  # the API has the original service's word
+_STATE_WORDS = {"Stopped": "Succeeded", "Kept": "Kept for you to look"}  # the API has the original service's words
 
 
 def print_result(args: argparse.Namespace, result: dict[str, Any], text: str) -> int:
@@ -240,7 +240,7 @@ def state_word(state: str | None) -> str:
 
 
 def has_command_ended(job: Mapping[str, Any]) -> bool:
-    return bool(job.get("finishedAt") or job.get("phase") == COLLECTING)
+    return bool(job.get("finishedAt") or job.get("phase") in {COLLECTING, "kept"})
 
 
 def describe_removed(removed: Mapping[str, Any]) -> str:

@@ -188,6 +188,11 @@ class Job(JobRecord):
         self._update(self._api.stop_job(self.id, now=now))
         return self
 
+    def release(self) -> Self:
+        """End the time for which the machine of the failed job is kept."""
+        self._update(self._api.release_job(self.id))
+        return self
+
     def delete(self) -> None:
         """Delete the job, stopping it if it runs."""
         self._api.delete_job(self.id)

@@ -54,6 +54,7 @@ class JobOptions(TypedDict, total=False):
     stop_grace: str | int
     stop_signal: str
     warn_before: str | int
+    keep_on_fail: str | int
     max_attempts: int
     priority: int
     capacity: str

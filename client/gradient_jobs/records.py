@@ -88,7 +88,7 @@ class JobRecord:
     """A job as the server last described it.
 
     Attributes:
-        state: Pending, Running, Stopped (it succeeded), Failed, Error or Cancelled.
+        state: Pending, Running, Kept, Stopped (it succeeded), Failed, Error or Cancelled.
         reason: The stable code for why it waits or how it ended.
         message: The reason as a sentence.
         cost: US dollars.

@@ -24,6 +24,7 @@ class Capabilities:
     """Jobs run on the worker's host, and can send metrics to the worker with gradient-statsd."""
     shared_storage: bool = False  # the job has the storage that the jobs of its project share
     exec: bool = False  # users can run commands in its running jobs, and reach their ports through the service
+    keeps: bool = False  # the machine of a job that failed can be kept for its user to look
     own_network: bool = False  # the job listens on its own ports; else directly on those that it was given of its host
     own_queue: bool = False
     """Its jobs wait in a queue elsewhere, and run there: none of them uses the worker's slots, CPUs, memory or GPUs."""
@@ -54,7 +55,7 @@ _TPU = BackendType(
 BACKENDS: dict[str, BackendType] = {
     PROCESS_BACKEND: BackendType(
         path="worker.backends.process.backend:ProcessBackend",
-        capabilities=Capabilities(sends_metrics=True, shared_storage=True, exec=True),
+        capabilities=Capabilities(sends_metrics=True, shared_storage=True, exec=True, keeps=True),
         enabled=lambda settings: settings.machines.simulate and not settings.slurm.enabled,
     ),
     "docker": BackendType(
@@ -66,6 +67,7 @@ BACKENDS: dict[str, BackendType] = {
             sends_metrics=True,
             shared_storage=True,
             exec=True,
+            keeps=True,
             own_network=True,
         ),
         enabled=lambda settings: not (settings.machines.simulate or settings.slurm.enabled),

@@ -73,7 +73,7 @@ def _adding_event(*, notifies: bool, earlier: bool) -> Prepared:
     return Prepared(_EVENTS.values(**values), columns)
 
 
-_NOTIFYING = frozenset({"started", "finished", "requeued"})
+_NOTIFYING = frozenset({"started", "kept", "finished", "requeued"})
 _ENQUEUE_WAKE = Prepared(
     insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=NOW, kind="wake"), ("job_id",)
 )

@@ -40,7 +40,7 @@ from core.security.actor import acting_key
 
 RETRY_FIRST_SECONDS, RETRY_MAX_SECONDS = 5, 600
 MAX_MACHINE_FAULTS = 3  # machine faults after which the job itself is the likely cause
-_FINISHING = frozenset({JobState.FINISHING})
+_CLOSING = frozenset({JobState.FINISHING, JobState.KEPT})
 _PHASES_WITH_PROGRESS = frozenset({"installing", "downloading", "pulling", "building", "pushing"})
 
 
@@ -206,14 +206,14 @@ def finish(session: Session, job: Job, *, artifacts_state: str, settles: bool = 
         requested = select(Job.stop_requested_at).where(Job.id == job.id).with_for_update()
         stop = session.scalar(requested) is not None  # the caller's row may be older than a stop request
         if retry and not stop:
-            return _retry(session, job, reason, _FINISHING, artifacts_state=artifacts_state)
+            return _retry(session, job, reason, _CLOSING, artifacts_state=artifacts_state)
         if infrastructure and stop:
             target = JobState.CANCELLED  # as requested, though not by the request
     moved = transition(
         session,
         job,
         target,
-        _FINISHING,
+        _CLOSING,
         artifacts_state=artifacts_state,
         finished_at=NOW,
         handle=None,
@@ -233,6 +233,8 @@ def fail_lost(
     again: bool = False,  # requeue it although it may not be retried, unless a stop was requested
 ) -> Job:
     """Close or requeue a job whose machine is lost, so that no worker can finish it."""
+    if job.state is JobState.KEPT:  # it has failed already
+        return finish(session, job, artifacts_state=job.artifacts_state)
     source, end = job.state, {"reason": reason, "reason_detail": detail}
     marked = update_job(session, job, frozenset({job.state}), ended_at=ended_at or NOW, **end)
     update_attempt(session, marked, ended_at=marked.ended_at, **end)

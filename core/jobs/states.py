@@ -10,6 +10,7 @@ class JobState(StrEnum):
     RUNNING = "running"  # the command runs. Its worker moves it on; if the worker dies, another one adopts it
     FINISHING = "finishing"
     """The command ended; outputs are being collected. If the worker dies, another one collects them again."""
+    KEPT = "kept"  # it failed, its outputs are stored, and its machine stays for a while for its user to look
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -21,7 +22,8 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     S.QUEUED: frozenset({S.STARTING, S.CANCELLED}),
     S.STARTING: frozenset({S.RUNNING, S.FINISHING, S.QUEUED, S.FAILED, S.CANCELLED}),
     S.RUNNING: frozenset({S.FINISHING, S.QUEUED, S.FAILED, S.CANCELLED}),
-    S.FINISHING: frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED, S.QUEUED}),
+    S.FINISHING: frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLED, S.QUEUED, S.KEPT}),
+    S.KEPT: frozenset({S.FAILED}),
     S.SUCCEEDED: frozenset(),
     S.FAILED: frozenset(),
     S.CANCELLED: frozenset(),
@@ -35,7 +37,7 @@ SOURCES: dict[JobState, frozenset[JobState]] = {
 
 TERMINAL = frozenset(state for state, targets in TRANSITIONS.items() if not targets)  # final states
 
-OWNED = frozenset({S.STARTING, S.RUNNING, S.FINISHING})  # states in which a worker holds the job
+OWNED = frozenset({S.STARTING, S.RUNNING, S.FINISHING, S.KEPT})  # states in which a worker holds the job
 
 WAITING_PHASE = "waiting"
 """Phase of a job that waits for a device of a cloud: a worker holds it, and it uses no slot and nothing of the host."""

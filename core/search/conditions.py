@@ -23,6 +23,7 @@ from core.search.query_text import Term, parse_terms, query_error
 STATES = {
     "pending": (JobState.QUEUED, JobState.STARTING),
     "running": (JobState.RUNNING, JobState.FINISHING),
+    "kept": (JobState.KEPT,),
     "succeeded": (JobState.SUCCEEDED,),
     "failed": (JobState.FAILED,),
     "error": (JobState.FAILED,),

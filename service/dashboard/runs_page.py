@@ -23,6 +23,7 @@ from core.jobs.tracking import metrics
 from core.search import saved_views
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
+from service.dashboard.job.header import LIVE
 from service.dashboard.rendering import NO_VALUE, format_number, render_page
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
@@ -86,7 +87,7 @@ def show_runs(
         columns=columns,
         views=saved_views.of_user(session, caller.id),
         address=f"/ui/compare?{urlencode({'q': shown.q} if shown.q else {'ids': shown.ids})}",
-        live=any(view.state in {"Pending", "Running"} for view in views),
+        live=any(view.state in LIVE for view in views),
         names=json.dumps([[view.id, view.name] for view in views]),
     )
 

@@ -11,8 +11,7 @@ from sqlalchemy import select, update
 from core.db.models.jobs import Job, PortAllocation
 from core.errors import GradientError, JobNotEnterable, StoreUnavailable
 from core.ids import new_id
-from core.jobs.exec import channel
-from core.jobs.states import JobState
+from core.jobs.exec import audit, channel
 from service.app_state import AppState
 from service.exec.bridge import WorkerChannel, connect_worker
 
@@ -65,7 +64,7 @@ class PortLinks:
             rows = session.execute(
                 select(Job.id, Job.attempt, Job.lease, PortAllocation.internal, PortAllocation.port)
                 .join(Job, of_job)
-                .where(Job.worker == self._worker, Job.state == JobState.RUNNING)
+                .where(Job.worker == self._worker, Job.state.in_(audit.ENTERABLE))
                 .where(PortAllocation.address.in_(addresses))
             ).all()
         return {_Link(*row) for row in rows}

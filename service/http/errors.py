@@ -60,6 +60,7 @@ STATUS_BY_ERROR: dict[type[errors.GradientError], int] = {
     errors.ExecDisabled: 403,
     errors.TensorBoardUnavailable: 409,
     errors.JobNotEnterable: 409,
+    errors.JobNotKept: 409,
 }
 """HTTP status of every class in `core.errors`; a missing class is a bug in this module."""
 

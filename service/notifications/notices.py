@@ -28,7 +28,8 @@ _SHOWN = {
     *("array_members", "counts", "best", "refusal", "refused_at"),
 }
 """Fields of views in messages, which leave the service: neither commands nor variables."""
-_ENDED = {"Stopped": "job.succeeded", "Failed": "job.failed", "Error": "job.error", "Cancelled": "job.cancelled"}
+_FAILED = {"Kept": "job.failed", "Failed": "job.failed", "Error": "job.error"}
+_ENDED = {"Stopped": "job.succeeded", **_FAILED, "Cancelled": "job.cancelled"}
 _OF_TRIALS = {"complete": "job.succeeded", "failed": "job.failed", "cancelled": "job.cancelled"}
 _LATELY_SECONDS = 3600  # a worker that has been silent for longer is no news
 
@@ -40,7 +41,7 @@ def notices_of(session: Session, app_state: AppState, events: Sequence[Event]) -
     single = [job for job in jobs.values() if job.array_id is None]
     views = {view.id: view for view in job_views(session, app_state, single)}
     for event in events:
-        if event.job_id in views:
+        if event.job_id in views and event.from_state != JobState.KEPT:  # of which it was told when it failed
             yield _of_job(session, event, jobs[event.job_id], views[event.job_id])
     arrays = {job.array_id: job for job in jobs.values() if job.array_id and not is_sweep_id(job.array_id)}
     for array_id, view in zip(arrays, folded_views(session, app_state, list(arrays.values())), strict=True):
@@ -51,7 +52,7 @@ def notices_of(session: Session, app_state: AppState, events: Sequence[Event]) -
 def _of_job(session: Session, event: Event, job: Job, view: JobView) -> Notice:
     if event.kind == "started":
         name, what = "job.running", f"runs on {view.machine_type}"
-    elif event.kind == "finished":
+    elif event.kind in {"kept", "finished"}:
         name, what = _ENDED[view.state], f"{STATE_WORDS[view.state].lower()}: {view.message}"
     else:
         name, what = "job.waiting", f"waits: {event.detail or event.reason or 'for a machine'}"

@@ -15,6 +15,7 @@ from core.db.models.jobs import Attempt, Event, Job, PortAllocation, Project
 from core.errors import SpecInvalid
 from core.formatting import format_moment
 from core.jobs import cloud_resources, projects, queries
+from core.jobs.keeping import kept_until
 from core.jobs.projects import ActiveCounts
 from core.jobs.queries import JobFilter, relations_of
 from core.jobs.reasons import REASONS, reason_message
@@ -54,6 +55,7 @@ _PUBLIC_STATES = {
     JobState.STARTING: "Pending",
     JobState.RUNNING: "Running",
     JobState.FINISHING: "Running",
+    JobState.KEPT: "Kept",
     JobState.SUCCEEDED: "Stopped",
     JobState.CANCELLED: "Cancelled",
 }
@@ -62,7 +64,7 @@ _PUBLIC_FAILED_STATES = {True: "Failed", False: "Error"}
 
 PUBLIC_STATES = (*dict.fromkeys(_PUBLIC_STATES.values()), *_PUBLIC_FAILED_STATES.values())  # the public state names
 
-STATE_WORDS = {state: state for state in PUBLIC_STATES} | {"Stopped": "Succeeded"}
+STATE_WORDS = {state: state for state in PUBLIC_STATES} | {"Stopped": "Succeeded", "Kept": "Kept for you to look"}
 """The words that people read, by the public state names, which are those of the original service."""
 
 
@@ -229,6 +231,7 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
         gpu_hours=round((seconds or 0.0) * job.gpu_count / 3600, 6),
         queue_position=waits.position if waits else None,
         estimated_start_at=waits.starts_at if waits else None,
+        kept_until=kept_until(job),
         silent_since=job.heartbeat_at if is_silent(job, current) else None,
         **_machine_fields(context.attempt, job),
         notes=list(context.notes),

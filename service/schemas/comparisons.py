@@ -95,7 +95,7 @@ class MemberView(View):
 
     job_id: str
     state: str = Field(
-        description="the job's state: Pending, Running, Stopped (it succeeded), Failed, Error or Cancelled"
+        description="the job's state: Pending, Running, Kept, Stopped (it succeeded), Failed, Error or Cancelled"
     )
     steps_per_second: float | None = Field(description="median over the intervals between its reports")
     final: float | None = Field(description="the metric at the end: median of the last fifth of its reports")

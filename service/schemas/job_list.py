@@ -27,7 +27,8 @@ class ListJobs(QueryModel):
     """Filters of a list of jobs."""
 
     state: str | None = Field(
-        None, description="states, comma separated: Pending, Running, Succeeded (or Stopped), Failed, Error, Cancelled"
+        None,
+        description="states, comma separated: Pending, Running, Kept, Succeeded (or Stopped), Failed, Error, Cancelled",
     )
     project: str | None = Field(None, description="name of the project")
     project_id: str | None = None

@@ -179,7 +179,7 @@ class JobView(ViewOptions, View):
         description="name of the API key that submitted it; null in responses to submissions and if unknown"
     )
     owner_key: str = Field(description="id of that API key")
-    state: str = Field(description="Pending, Running, Stopped (it succeeded), Failed, Error or Cancelled")
+    state: str = Field(description="Pending, Running, Kept, Stopped (it succeeded), Failed, Error or Cancelled")
     phase: str | None
     phase_detail: str | None
     reason: str | None = Field(description="stable code: why the job waits or how it ended")
@@ -236,6 +236,7 @@ class JobView(ViewOptions, View):
     )
     worker: str | None = Field(description="worker that runs it or ran its last attempt; null before")
     host: str | None = Field(description="host of this worker")
+    kept_until: Time | None = Field(description="until when the machine of the failed job is kept; null: it is not")
     silent_since: Time | None = Field(description="last heartbeat of its worker, if it is overdue")
     gpu_name: str | None = Field(description="model of this attempt's GPUs; null until it starts")
     gpu_mem: int | None = Field(description="memory of one GPU, bytes")

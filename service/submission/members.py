@@ -38,6 +38,8 @@ def check_nodes(valid: ValidatedJob) -> None:
             f"The hosts of {machine.name} are the hosts of its slice and start together anyway. Leave nodes out.",
             field="nodes",
         )
+    if valid.spec.keep_on_fail:
+        raise SpecInvalid("Nodes end together and are not kept. Leave keepOnFail out.", field="keepOnFail")
     if valid.spec.ports:
         raise SpecInvalid(
             "Nodes have no ports on their host. Leave ports out: `gradient-cli jobs port-forward` reaches them.",

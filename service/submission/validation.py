@@ -108,6 +108,11 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
         raise SpecInvalid(f"{machine.name} is not a TPU. Leave capacity out.", field="capacity")
     if spec.capacity == "flex-start" and app_state.settings.tpu.simulator_address is not None:
         raise SpecInvalid("The simulated cloud has no flex-start capacity. Use standard or spot.", field="capacity")
+    if spec.keep_on_fail and not capabilities_of(backend).keeps:
+        raise SpecInvalid(
+            f"The machine of a job on {machine.name} cannot be kept after a failure. Leave keepOnFail out.",
+            field="keepOnFail",
+        )
     if spec.data_disks:
         _check_data_disks(app_state, spec, machine, backend)
     if spec.array_reuse == "on" and backend != "process":

@@ -15,8 +15,7 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.errors import GradientError, LeaseLost, StoreUnavailable
-from core.jobs import lifecycle, queries
-from core.jobs.guarded_updates import set_output_sizes
+from core.jobs import keeping, lifecycle, queries
 from core.jobs.reasons import reason_message
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.nodes import PREPARED_PHASE
@@ -29,6 +28,7 @@ from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota, Launched
 from worker.attempt.inputs import place_inputs
 from worker.attempt.job_environment import LaunchSecrets
+from worker.attempt.kept_jobs import may_keep, wait_for_user
 from worker.attempt.monitor import ArtifactSync, JobMonitor, began, database_time
 from worker.attempt.outputs.collection import CollectedOutputs, Collection
 from worker.attempt.outputs.recorder import EventFileReads, OutputRecorder, build_log, open_log_shipper
@@ -85,19 +85,28 @@ class AttemptRun:
             self.monitor(fresh=starts)
         if self.job.state is JobState.FINISHING:
             failpoint("finishing")
+            if not self._keep():
+                self._close()
+        if self.job.state is JobState.KEPT:
+            wait_for_user(self._context, self.job, self._requests)
             with self._spans.step("tear down"):
                 self._tear_down()
-            failpoint("destroyed")
-            with self._spans.step("collect"):
-                outputs = self._collect()
-            failpoint("collected")
-            self._finish(outputs)
-            failpoint("finished")
+            self._finish(None)
         self._scratch.remove()
+
+    def _close(self) -> None:
+        with self._spans.step("tear down"):
+            self._tear_down()
+        failpoint("destroyed")
+        with self._spans.step("collect"):
+            outputs = self._collect()
+        failpoint("collected")
+        self._finish(outputs)
+        failpoint("finished")
 
     def fail(self, detail: str) -> None:
         """Close an attempt that keeps failing because of an internal error, so that its job does not hang for ever."""
-        if self.job.state is not JobState.FINISHING:
+        if self.job.state not in {JobState.FINISHING, JobState.KEPT}:
             self._mark_finishing(Exit(None, "internal_error", detail))
         self._tear_down()
         try:
@@ -238,16 +247,16 @@ class AttemptRun:
         if self.job.nodes is not None:
             self._context.notify_host()  # the others may have to end, too
 
-    def _finish(self, outputs: CollectedOutputs) -> None:
+    def _finish(self, outputs: CollectedOutputs | None) -> None:
+        """Close the attempt; `outputs`: None: those of a kept job, which are recorded already."""
         ended = self.job
+        settles = self._context.link is None  # else the service does, once it is told
 
         def close(session: Session) -> Job:
-            for text in outputs.notes:
-                job_notes.add(session, ended, text)
-            settles = self._context.link is None  # else the service does, once it is told
-            closed = lifecycle.finish(session, ended, artifacts_state=outputs.artifacts_state, settles=settles)
-            set_output_sizes(session, closed, log_bytes=outputs.log_bytes, artifact_bytes=outputs.artifact_bytes)
-            return closed
+            if outputs is None:
+                return keeping.end(session, ended, settles=settles)
+            outputs.record(session, ended)
+            return lifecycle.finish(session, ended, artifacts_state=outputs.artifacts_state, settles=settles)
 
         with self._spans.step("finish"):
             self._transition(close)
@@ -295,6 +304,19 @@ class AttemptRun:
     def _is_workspace_unchanged(self) -> bool:
         """Return whether the job has certainly left nothing in its workspace."""
         return False
+
+    def _keep(self) -> bool:
+        """Store the outputs of a job that failed, and only then let its user look; return whether it is kept."""
+        if not may_keep(self._context, self.job):
+            return False
+        outputs = self._collect()
+
+        def keep(session: Session) -> Job:
+            outputs.record(session, self.job)
+            return keeping.keep(session, self.job, artifacts_state=outputs.artifacts_state)
+
+        self._transition(keep)
+        return True
 
     def _gpus(self) -> tuple[str, ...]:
         if not self.job.gpus:

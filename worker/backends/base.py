@@ -19,7 +19,7 @@ from core.jobs.spec import container_options as options
 from core.jobs.spec.job_spec import JobSpec
 from core.system.filesystem import FULL_DISK_ERRNOS, write_atomically
 from worker.backends.metric_sockets import MetricSockets
-from worker.runner.control_files import LAUNCHED_FILE
+from worker.runner.control_files import KEEP_FILE, LAUNCHED_FILE
 
 Handle = dict[str, Any]
 """Identifies a launched job: plain JSON with a `version`, storable in the job's row.
@@ -348,5 +348,7 @@ def write_command(spec: LaunchSpec) -> None:
     try:
         # The folder is closed to others; the job may run as another user, and its first line may name a program (#!).
         write_atomically(spec.control / "command", command, durable=False, mode=0o755)
+        if spec.job_spec.keep_on_fail is not None:
+            write_atomically(spec.control / KEEP_FILE, b"", durable=False, mode=0o644)
     except OSError as error:
         raise LaunchError.of(error) from error

@@ -171,7 +171,7 @@ if [ -n "$alone" ]; then
     trap end_in_order TERM
     trap : HUP INT QUIT USR1 USR2
     set -m
-    $own "$0" "$control" "" "$signal" &
+    $own "$0" "$control" "" "$signal" inside &
     set +m
     wrapper=$!
     # A trapped signal ends a wait early, with a code above 128; bash may lose the code then.
@@ -260,4 +260,10 @@ fi
 # One write, by a builtin: a program started here could be killed with the rest of the job, and the code be lost.
 # Readers wait for the newline.
 echo "$code" >&3
+# Stay for the job's user to look, until the worker removes the job. In a container only the end of all tells whether
+# memory ran out.
+case $grace:$code in
+    *:0 | inside:137 | inside:143) ;;
+    *) while [ -e "$control/keep" ] && [ ! -e "$control/stopping" ] && sleep 1 2>/dev/null; do :; done ;;
+esac
 exit "$code"

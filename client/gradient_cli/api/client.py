@@ -110,6 +110,10 @@ class Api(SubmissionApi):
             "POST", f"{job_path(job_id)}/stop", query={"now": "true"} if now else {}, needs="id"
         )
 
+    def release_job(self, job_id: str) -> dict[str, Any]:
+        """End the time for which the machine of a failed job is kept."""
+        return self._transport.json("POST", f"{job_path(job_id)}/release", needs="id")
+
     def act_on_jobs(self, action: str, ids: list[str], *, now: bool = False) -> list[dict[str, Any]]:
         """Stop or delete several jobs, and return a result for each; `now` stops them without their grace period."""
         results: list[dict[str, Any]] = []

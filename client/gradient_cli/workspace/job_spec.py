@@ -374,6 +374,7 @@ FIELDS = {
         "TIME[:SIGNAL]",
         "warn the main program before its time is up: 300s, 5m:USR1 (default signal: TERM)",
     ),
+    "keepOnFail": (parse_duration, "TIME", "keep a failed job's machine for a look, such as 30m (default: no time)"),
     "maxAttempts": (_integer, "N", "maximum attempts; above 1, failures that might not recur are retried (default: 1)"),
     "capacity": (_text, "KIND", "TPU capacity: standard, spot, flex-start, reserved (default: the server's settings)"),
     "priority": (_integer, "0-100", "jobs with higher priority start first (default: 50)"),

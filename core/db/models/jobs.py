@@ -12,7 +12,7 @@ from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import TERMINAL, JobState
 
 _QUEUED = text("state = 'queued'")
-_OWNED = text("state IN ('starting', 'running', 'finishing')")
+_OWNED = text("state IN ('starting', 'running', 'finishing', 'kept')")
 # Of these two, reads are counts and lists in another order than that of the index on the state, which SQLite would
 # choose for `state = …`: it takes that to find few rows.
 _COUNTED = text("state || '' = 'queued'")

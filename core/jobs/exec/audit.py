@@ -14,6 +14,7 @@ from core.jobs.guarded_updates import add_event
 from core.jobs.states import JobState
 
 OPENED, CLOSED = "exec_opened", "exec_closed"  # kinds of the events
+ENTERABLE = frozenset({JobState.RUNNING, JobState.KEPT})
 _MAX_COMMAND = 1000
 
 
@@ -40,8 +41,8 @@ def enterable_job(session: Session, job_id: str) -> Job:
         raise JobNotEnterable(
             f"Job {job_id} runs on the backend {job.backend!r}, which does not support exec sessions."
         )
-    if job.state is not JobState.RUNNING or job.stop_requested_at is not None:
-        now = "is being stopped" if job.state is JobState.RUNNING else f"is not running, but {job.state}"
+    if job.state not in ENTERABLE or job.stop_requested_at is not None:
+        now = "is being stopped" if job.state in ENTERABLE else f"is not running, but {job.state}"
         raise JobNotEnterable(f"Job {job_id} {now}. Only a running job can be entered.")
     return job
 

@@ -81,7 +81,7 @@ _SET_CLAIMED = Prepared(
 _member = aliased(Job)
 # SQLite uses an index of some states only for the very condition that the index has.
 _OWNED_AS_INDEXED: list[ColumnElement[str]] = [
-    literal_column(f"'{state}'") for state in (JobState.STARTING, JobState.RUNNING, JobState.FINISHING)
+    literal_column(f"'{state}'") for state in [state for state in JobState if state in OWNED]
 ]
 _RUNNING_MEMBERS = (
     select(func.count())

@@ -28,6 +28,7 @@ MAX_NAME = 200
 CODE_OPTIONS = frozenset({"codeCommit", "codeBranch", "codeDirty", "codeDescribe"})
 """Options that tell where an uploaded folder comes from, which clients find out by themselves."""
 MAX_GRACE_SECONDS = 3600
+MAX_KEEP_SECONDS = 24 * 3600  # a machine that is kept for longer is rather forgotten
 MAX_ATTEMPTS = 100
 MAX_PRIORITY = 100
 MAX_TIME_LIMIT = 10 * 365 * 24 * 3600
@@ -93,6 +94,7 @@ class JobSpec:
         "warn the main program before the job's end is due: `TIME` or `TIME:SIGNAL`, such as 300s or 5m:USR1; "
         "default signal TERM",
     ] = None
+    keep_on_fail: Annotated[int | None, "seconds that a failed job's machine is kept for its user to look"] = None
     max_attempts: Annotated[
         int, "maximum attempts, not counting attempts ended by a fault of the machine or the service; default 1"
     ] = 1
@@ -215,6 +217,7 @@ class JobSpec:
     def _check_end(self) -> None:
         _check_range(self.time_limit, 1, MAX_TIME_LIMIT, "timeLimit", "seconds")
         _check_range(self.stop_grace, 0, MAX_GRACE_SECONDS, "stopGrace", "seconds")
+        _check_range(self.keep_on_fail, 1, MAX_KEEP_SECONDS, "keepOnFail", "seconds")
         if self.stop_signal is not None:
             object.__setattr__(self, "stop_signal", parse_signal(self.stop_signal))
         if self.warn_before is not None:

@@ -20,7 +20,7 @@ from service.presenters.outputs.failure_line import failure_line
 from service.schemas.jobs import JobView
 from service.tensorboard.routes import unavailable
 
-LIVE = frozenset({"Pending", "Running"})  # states in which the pages of a job refresh themselves
+LIVE = frozenset({"Pending", "Running", "Kept"})  # states in which the pages of a job refresh themselves
 
 
 @dataclass(frozen=True, slots=True)

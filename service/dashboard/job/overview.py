@@ -12,7 +12,7 @@ from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from core.db.database import on_commit
-from core.jobs import lifecycle
+from core.jobs import keeping, lifecycle
 from core.jobs.spec.arrays import is_array_id, is_sweep_id
 from core.jobs.tracking import metrics
 from service.app_state import AppState
@@ -99,6 +99,14 @@ def show_job(
 @runs_in(lambda lanes: lanes.urgent)
 def stop_job(session: WriteSession, app_state: AppStateDep, job_id: str) -> Response:
     lifecycle.request_stop(session, job_id)
+    on_commit(session, app_state.wake)
+    return RedirectResponse(job_url(job_id), 303)
+
+
+@router.post("/ui/jobs/{job_id}/release", dependencies=[SameOriginForm])
+@runs_in(lambda lanes: lanes.urgent)
+def release_job(session: WriteSession, app_state: AppStateDep, job_id: str) -> Response:
+    keeping.release(session, job_id)
     on_commit(session, app_state.wake)
     return RedirectResponse(job_url(job_id), 303)
 

@@ -13,6 +13,7 @@ _PHASE_BY_EVENT = {
     "claimed": "provisioning",
     "started": "running",
     "ended": "collecting",
+    "kept": "kept",
 }
 _WIDTH = 1000.0
 _MIN_WIDTH = 14.0

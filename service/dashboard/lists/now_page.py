@@ -63,7 +63,9 @@ class RunningJob:
 def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
     """Show running jobs, the queue by machine type, failures since yesterday, GPUs in use and today's cost."""
     current = datetime.now(UTC)
-    running = queries.page(session, JobFilter(states=[JobState.RUNNING, JobState.FINISHING]), limit=_RUNNING_JOBS)
+    running = queries.page(
+        session, JobFilter(states=[JobState.RUNNING, JobState.FINISHING, JobState.KEPT]), limit=_RUNNING_JOBS
+    )
     failed = queries.failed_since(session, current - timedelta(days=1), limit=_FAILED_JOBS)
     gpus = [
         gpu

@@ -26,7 +26,7 @@ router = Router(route_class=OriginalRoute, dependencies=[OwnerCheck])
 
 _UPLOAD_PART = "file"
 _STATES = frozenset({*PUBLIC_STATES, PREEMPTED})
-_FINAL_STATES = _STATES - {"Pending", "Running"}
+_FINAL_STATES = _STATES - {"Pending", "Running", "Kept"}
 _CREATE_OPENAPI = openapi_params(
     *FIELDS, "command", "workspaceFileName", "workspaceUsername", "workspacePassword", "cluster"
 )

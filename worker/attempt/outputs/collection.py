@@ -4,10 +4,14 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from sqlalchemy.orm import Session
+
 from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
 from core.formatting import MIB
 from core.jobs import lifecycle, projects, queries
+from core.jobs.guarded_updates import set_output_sizes
+from core.jobs.tracking import job_notes
 from core.storage.artifacts.store import Closing
 from worker.attempt.outputs.recorder import OutputRecorder
 from worker.attempt.scratch import Scratch
@@ -24,6 +28,11 @@ class CollectedOutputs(NamedTuple):
     log_bytes: int | None = None
     artifact_bytes: int | None = None
     notes: Sequence[str] = ()
+
+    def record(self, session: Session, job: Job) -> None:
+        for text in self.notes:
+            job_notes.add(session, job, text)
+        set_output_sizes(session, job, log_bytes=self.log_bytes, artifact_bytes=self.artifact_bytes)
 
 
 class Collection:

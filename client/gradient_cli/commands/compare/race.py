@@ -15,7 +15,7 @@ from gradient_cli.formatting import format_money, print_json
 from gradient_cli.options import add_common, add_option
 
 _LONGER = 1.2  # a further repeat may take this times as long as the longest before
-_UNENDED = frozenset({"Pending", "Running"})
+_UNENDED = frozenset({"Pending", "Running", "Kept"})
 
 
 def add_race(parser: argparse.ArgumentParser) -> None:

@@ -44,7 +44,7 @@ _QUEUE_REASONS = ("behind_jobs", "waiting_for_machine")
 _FILTERS = {
     "state": (
         "STATE",
-        "only jobs in these states, separated by commas: Pending, Running, Succeeded, Failed, Error, Cancelled",
+        "only jobs in these states, separated by commas: Pending, Running, Kept, Succeeded, Failed, Error, Cancelled",
     ),
     "project": ("NAME", "only jobs of this project"),
     "projectId": ("ID", "only jobs of the project with this id"),
@@ -255,6 +255,8 @@ def show(args: argparse.Namespace) -> int:
         steps = [] if "logs" in gone else steps
         steps += [] if "artifacts" in gone else [f"gradient-cli jobs artifacts list {job_id}"]
         steps += [f"gradient-cli jobs clone {job_id}"]
+    elif job["state"] == follow.KEPT:
+        steps += follow.kept_steps(job_id)
     else:
         ends = job.get("stopRequested") or has_command_ended(job)
         steps = [f"{steps[0]} --follow", f"gradient-cli jobs {'wait' if ends else 'stop'} {job_id}"]
