@@ -44,8 +44,8 @@ def kept(service, kind):
     return start
 
 
-def failed(service, job_id, **seconds):
-    job = wait_until(lambda: (one := service.job(job_id))["finishedAt"] and one, "the job to end", **seconds)
+def failed(service, job_id):
+    job = service.wait_ended(job_id)
     assert (job["state"], job["reason"], job["exitCode"]) == ("Failed", "exit_nonzero", 3)
     wait_until(lambda: service.scratch() == [], "its folders to go")
     return job
@@ -55,7 +55,7 @@ def enter(service, job_id, command, code=0):
     return service.cli("jobs", "exec", job_id, "--", "sh", "-c", command, code=code)
 
 
-def test_a_failed_job_is_entered_and_released(service, kept, kind, tmp_path):
+def test_a_failed_job_is_entered_and_released(service, kind, tmp_path):
     container = ["--container", SHELL_IMAGE] if kind == CONTAINER else []
     create = ["jobs", "create", "--machineType", "CPU", "--workspace", "none", "--keepOnFail", "10m", *container]
     done = service.cli(*create, "-e", "TOKEN=abc", "--command", FAIL, folder=tmp_path, code=3)
@@ -81,7 +81,7 @@ def test_what_ends_the_time(service, kept, end):
     job_id = kept(**{"time": {"keepOnFail": 2}, "limit": {"timeLimit": 3}}.get(end, {}))
     if end == "drain":
         worker = service.job(job_id)["worker"]
-        service.server("drain", "--name", worker)
+        service.cli("workers", "drain", worker)
     elif end == "delete":
         service.request("DELETE", f"/jobs/{job_id}")
     elif end == "stop":
@@ -91,12 +91,12 @@ def test_what_ends_the_time(service, kept, end):
         return
     failed(service, job_id)
     if end == "drain":
-        service.server("resume", "--name", worker)
+        service.cli("workers", "resume", worker)
 
 
 def test_a_kept_job_survives_its_worker(service, kept):
     job_id = kept()
-    service.workers[0].kill()
+    service.processes[-1].kill()
     service.start_worker()
     assert wait_until(lambda: "kept" in enter(service, job_id, "cat note.txt", code=None).stdout, "a new worker")
     service.request("POST", f"/jobs/{job_id}/release")
@@ -106,8 +106,8 @@ def test_a_kept_job_survives_its_worker(service, kept):
 def test_only_failures_for_good_are_kept(service, kind):
     container = {"container": SHELL_IMAGE} if kind == CONTAINER else {}
     succeeded = service.submit("true", keepOnFail=600, **container)
-    assert service.wait(succeeded)["state"] == "Stopped"
+    assert service.wait_ended(succeeded)["state"] == "Stopped"
     stopped = service.submit("echo up; sleep 600", keepOnFail=600, stopGrace=1, **container)
     wait_until(lambda: service.raw_log(stopped), "its first line")
     service.request("POST", f"/jobs/{stopped}/stop")
-    assert service.wait(stopped)["state"] == "Cancelled"
+    assert service.wait_ended(stopped)["state"] == "Cancelled"
