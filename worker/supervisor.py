@@ -369,8 +369,7 @@ class Supervisor:
         """Return whether a job is a member of an array that is run in a slot with others."""
         if (
             job.array_id is None
-            or job.nodes is not None
-            or job.spec.keep_on_fail is not None
+            or {job.nodes, job.spec.keep_on_fail} != {None}
             or job.backend != "process"
             or job.state is not JobState.STARTING
         ):
