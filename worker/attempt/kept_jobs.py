@@ -2,10 +2,13 @@
 
 from contextlib import suppress
 
+from sqlalchemy.orm import Session
+
 from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
 from core.jobs import keeping
 from worker.attempt.control import AttemptControl
+from worker.attempt.outputs.collection import CollectedOutputs
 from worker.context import WorkerContext
 
 _CHECK_SECONDS = 1.0
@@ -16,6 +19,12 @@ def may_keep(context: WorkerContext, job: Job) -> bool:
         return False
     with context.database.read() as session:
         return keeping.may_keep(session, job)
+
+
+def keep(session: Session, job: Job, outputs: CollectedOutputs) -> Job:
+    """Record the outputs of a failed job, and let its user look."""
+    outputs.record(session, job)
+    return keeping.keep(session, job, artifacts_state=outputs.artifacts_state)
 
 
 def wait_for_user(context: WorkerContext, job: Job, control: AttemptControl) -> None:

@@ -28,7 +28,7 @@ from worker.attempt.control import AttemptControl, Detached
 from worker.attempt.disk_quota import DiskQuota, Launched
 from worker.attempt.inputs import place_inputs
 from worker.attempt.job_environment import LaunchSecrets
-from worker.attempt.kept_jobs import may_keep, wait_for_user
+from worker.attempt.kept_jobs import keep, may_keep, wait_for_user
 from worker.attempt.monitor import ArtifactSync, JobMonitor, began, database_time
 from worker.attempt.outputs.collection import CollectedOutputs, Collection
 from worker.attempt.outputs.recorder import EventFileReads, OutputRecorder, build_log, open_log_shipper
@@ -310,12 +310,7 @@ class AttemptRun:
         if not may_keep(self._context, self.job):
             return False
         outputs = self._collect()
-
-        def keep(session: Session) -> Job:
-            outputs.record(session, self.job)
-            return keeping.keep(session, self.job, artifacts_state=outputs.artifacts_state)
-
-        self._transition(keep)
+        self._transition(lambda session: keep(session, self.job, outputs))
         return True
 
     def _gpus(self) -> tuple[str, ...]:
