@@ -14,6 +14,7 @@ from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
 from core.formatting import iso_time
 from core.jobs.spec.arrays import is_sweep_id
+from core.jobs.states import JobState
 from core.notifications.deliveries import Notice, read_now
 from core.notifications.receivers import owner_of
 from service.app_state import AppState
