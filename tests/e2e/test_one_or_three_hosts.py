@@ -1,14 +1,16 @@
-"""The same job, commands and pages on one machine, and on three hosts that share no folder with it."""
+"""The same job, commands and pages on one machine, on three hosts that share no folder with it, and on Slurm."""
 
 import random
 import re
 import subprocess
+from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment, wait_until
 from support.far_worker import FarWorker
+from support.slurm_cluster import CLUSTER_TYPE, running_cluster
 from support.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.e2e]
@@ -30,21 +32,30 @@ print("has written", flush=True)
 """
 
 
-@pytest.fixture(scope="module", params=["one machine", "three hosts"])
+@pytest.fixture(scope="module", params=["one machine", "three hosts", pytest.param("slurm", marks=pytest.mark.slow)])
 def places(request, tmp_path_factory):
     """A service with three slots, and the number of its hosts."""
-    deployment = Deployment(tmp_path_factory.mktemp("places") / "home")
-    deployment.start_api()
-    proxy = TcpProxy(urlsplit(deployment.cli_json["url"]).port)
-    if request.param == "one machine":
-        deployment.wait_ready(deployment.start_worker(GRADIENT_WORKER__SLOTS="3"))
-        yield deployment, 1
-    else:
-        for name in ("ada", "bob", "cyd"):
-            FarWorker(deployment, deployment.home.parent / name, proxy.url, name, GRADIENT_WORKER__SLOTS="1").start()
-        yield deployment, 3
-    proxy.cut()
-    deployment.stop()
+    home = tmp_path_factory.mktemp("places") / "home"
+    with ExitStack() as stack:
+        settings = {}
+        if request.param == "slurm":
+            cluster = stack.enter_context(running_cluster())
+            file = home.parent / "machines.toml"
+            file.write_text(CLUSTER_TYPE.replace("[cluster]", "[CPU]"))
+            settings = cluster.environment | {"GRADIENT_SLURM__ENABLED": "1", "GRADIENT_MACHINES__FILE": str(file)}
+        deployment = Deployment(home, **settings)
+        stack.callback(deployment.stop)
+        deployment.start_api()
+        if request.param == "three hosts":
+            proxy = TcpProxy(urlsplit(deployment.cli_json["url"]).port)
+            stack.callback(proxy.cut)
+            for name in ("ada", "bob", "cyd"):
+                FarWorker(deployment, home.parent / name, proxy.url, name, GRADIENT_WORKER__SLOTS="1").start()
+            yield deployment, 3
+        else:
+            deployment.wait_ready(deployment.start_worker(GRADIENT_WORKER__SLOTS="3"))
+            # The host of a job on Slurm is the login node: on which nodes it runs is Slurm's affair.
+            yield deployment, 1
 
 
 def test_a_folder_is_trained_followed_entered_and_its_outputs_come_back(places, tmp_path):

@@ -8,10 +8,8 @@ import importlib.metadata
 import os
 import re
 import shlex
-import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -24,7 +22,16 @@ from core.system.uv_program import uv_program
 from gradient_cli.workspace.dependencies.index_variables import for_uv
 from worker.backends.base import WORKSPACE, LaunchError
 from worker.backends.package_indexes import CONFIGURED, configuration_folders, configured_addresses, index_folders
-from worker.backends.process.isolated_programs import Check, Isolation, Limits, OnLine, OutOfMemory, Program, TooLong
+from worker.backends.process.isolated_programs import (
+    Check,
+    Isolation,
+    Limits,
+    OnLine,
+    OutOfMemory,
+    Program,
+    TooLong,
+    run_here,
+)
 from worker.environments import check_requirements, compile_environment, finish_environment
 from worker.environments.requirement_faults import explain, read_faults, summarize
 from worker.environments.wanted import Wanted
@@ -38,7 +45,6 @@ _INSTALL_SECONDS = 1800.0  # frameworks of gigabytes over a slow line; more is a
 _CHECK_SECONDS = 120.0
 MEASURE_SECONDS = 10.0
 _MEASURE_SHARE = 10  # the pause after a measurement, as a multiple of its time
-_CHECK_PAUSE_SECONDS = 1.0
 _PASSED_NAMES = re.compile(rf"(?:{CONFIGURED.pattern}|(PATH|HOME|USER|LANG|LC_\w+|TMPDIR|XDG_\w+)\Z)", re.IGNORECASE)
 
 
@@ -217,28 +223,13 @@ class Installer:
         self._root.mkdir(parents=True, exist_ok=True)
         env = {name: value for name, value in os.environ.items() if _PASSED_NAMES.match(name)}
         env |= {"UV_PYTHON_INSTALL_DIR": str(self._root / "python"), "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
-        until, output = time.monotonic() + seconds, None
-        with subprocess.Popen(  # noqa: S603 - words of ours
-            [uv_program(), *arguments],
-            cwd="/",  # not in a folder whose pyproject.toml would configure it
-            env=env | {"UV_CACHE_DIR": str(self._root / "python-cache")} | variables,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as uv:
-            try:
-                while output is None:
-                    with suppress(subprocess.TimeoutExpired):
-                        output, _ = uv.communicate(timeout=_CHECK_PAUSE_SECONDS)
-                    check()
-                    if time.monotonic() > until:
-                        raise UvError(f"it took more than {seconds:g} seconds", "")
-            finally:
-                uv.kill()  # unless it has ended
-        if uv.returncode:
-            raise UvError(summarize(output) or f"uv ended with exit code {uv.returncode}", output)
+        env |= {"UV_CACHE_DIR": str(self._root / "python-cache")} | variables
+        try:
+            code, output = run_here([uv_program(), *arguments], env, seconds, check)
+        except TooLong as error:
+            raise UvError(str(error), error.output) from error
+        if code:
+            raise UvError(summarize(output) or f"uv ended with exit code {code}", output)
         return output
 
 

@@ -219,6 +219,18 @@ class Isolation:
         return start.bubblewrap
 
 
+def run_here(
+    command: Sequence[str], env: Mapping[str, str], seconds: float, check: Check, on_line: OnLine = lambda _: None
+) -> tuple[int, str]:
+    """Run a program on nothing that users bring, as the worker's user, to its end; see `Isolation.run`."""
+    child = _start(command, env, stderr=subprocess.STDOUT)
+    try:
+        output = _follow(child, seconds, check, on_line)
+        return child.wait(), output
+    finally:
+        _end_session(child)
+
+
 def _connect(program: Program, network: JobNetwork, stack: ExitStack, first: int) -> None:
     """Complete the network of a sandbox, which will be ended with all in it."""
     process = os.pidfd_open(first)

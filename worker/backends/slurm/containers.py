@@ -2,8 +2,9 @@
 
 import shlex
 import shutil
-import time
 from pathlib import Path
+
+from cachetools import TTLCache, cached
 
 from core.settings import Settings
 from core.system.filesystem import write_atomically
@@ -12,7 +13,7 @@ from worker.backends.base import LOGIN_PATH, WRAPPER, LaunchError, LaunchSpec, P
 from worker.backends.registry_logins import pull_auth
 from worker.backends.slurm.commands import Commands, SlurmError
 from worker.backends.slurm.images import IMAGE_FILE, ConvertedImages
-from worker.backends.slurm.registry import RegistryImage, find_image
+from worker.backends.slurm.registry import find_image
 from worker.backends.slurm.submission import ENVIRONMENT_FILE
 
 START_FILE = "container"  # beside the control folder: how a job starts in its container
@@ -25,26 +26,16 @@ _CHECK_SECONDS = 300.0
 class Containers:
     def __init__(self, settings: Settings, commands: Commands) -> None:
         self._settings, self._commands = settings.slurm, commands
-        self.images = ConvertedImages(settings)
-        self._has_pyxis, self._check_at = False, 0.0
+        self.images = ConvertedImages(settings, commands)
 
     def find_program(self) -> str | None:
         """Return the program that starts containers: Apptainer, Singularity, or srun with Pyxis; None: none does."""
         wanted = self._settings.container_program
         names = _PROGRAMS if wanted is None else () if wanted == _PYXIS else (wanted,)
         program = next(filter(None, map(shutil.which, names)), None)
-        if program is None and wanted in {None, _PYXIS} and self._find_pyxis():
+        if program is None and wanted in {None, _PYXIS} and _has_pyxis(self._commands):
             program = self._commands.path("srun")
         return program
-
-    def _find_pyxis(self) -> bool:
-        if time.monotonic() >= self._check_at:
-            try:
-                self._has_pyxis = "--container-image" in self._commands.run("srun", "--help")
-            except SlurmError:
-                self._has_pyxis = False
-            self._check_at = time.monotonic() + _CHECK_SECONDS
-        return self._has_pyxis
 
     def prepare(self, spec: LaunchSpec, progress: Progress) -> None:
         """Provide a job's image, and write how it starts there. Raises `LaunchError`."""
@@ -54,11 +45,12 @@ class Containers:
         mounts = self._mounts(spec)
         with pull_auth(spec.login, reference) as auth:
             image = find_image(reference, auth)
-            source = (
-                _enroot_name(image, auth)
-                if Path(program).name == "srun"
-                else str(self.images.ensure(spec, program, image, auth, progress))
-            )
+            if Path(program).name == "srun":
+                # Pyxis has the nodes import it; they look the user's password up in enroot's own file.
+                user, version = f"{auth['username']}@" if auth else "", image.name.partition("@")[2]
+                source = f"docker://{user}{image.server}#{image.repository}@{version}"
+            else:
+                source = str(self.images.ensure(spec, program, image, auth, progress))
         command = [str(_SCRIPT), str(spec.control), program, source, str(len(mounts)), *mounts]
         folder = spec.control.parent
         try:
@@ -86,15 +78,17 @@ class Containers:
         return [f"{source}:{target}" for source, target in pairs]
 
 
+@cached(TTLCache(8, _CHECK_SECONDS))
+def _has_pyxis(commands: Commands) -> bool:
+    try:
+        return "--container-image" in commands.run("srun", "--help")
+    except SlurmError:
+        return False
+
+
 def image_digest(control: Path) -> dict[str, str]:
     """Return what a job's handle has of its image; nothing if it has none."""
     try:
         return {"image": (control.parent / IMAGE_FILE).read_text().strip()}
     except OSError:
         return {}
-
-
-def _enroot_name(image: RegistryImage, auth: dict[str, str] | None) -> str:
-    """Return the name by which Pyxis has the nodes import an image; they look its user up in enroot's own file."""
-    user = f"{auth['username']}@" if auth else ""
-    return f"docker://{user}{image.server}#{image.repository}@{image.digest}"

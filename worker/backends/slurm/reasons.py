@@ -10,9 +10,6 @@ _SENTENCES = {
     "": "Slurm has not planned the job yet",
     "AccountNotAllowed": "The job's account may not use the partition{partition}",
     "AccountingPolicy": "A limit of the job's account or QOS is reached",
-    "AssociationJobLimit": "The job's account has reached its limit of jobs",
-    "AssociationResourceLimit": "The job's account has reached its limit of resources",
-    "AssociationTimeLimit": "The job requests more time than its account has left",
     "BadConstraints": "No node has what the job requests: change its machine type's options",
     "BeginTime": "The job may not begin before its start time",
     "Cleaning": "Slurm is still cleaning up after the job's previous start",
@@ -34,10 +31,7 @@ _SENTENCES = {
     "PartitionTimeLimit": "The job requests more time than the partition{partition} allows: set a shorter time limit",
     "Priority": "Jobs with a higher priority are ahead of it",
     "Prolog": "Slurm is preparing the job's nodes",
-    "QOSJobLimit": "The job's QOS has reached its limit of jobs",
     "QOSNotAllowed": "The job's QOS may not be used with its account or in the partition{partition}",
-    "QOSResourceLimit": "The job's QOS has reached its limit of resources",
-    "QOSTimeLimit": "The job requests more time than its QOS has left",
     "QOSUsageThreshold": "The use of the cluster is below what the job's QOS requires, or above what it allows",
     "ReqNodeNotAvail": "A node that the job requires is not available",
     "Reservation": "The job's reservation has not begun, or has no nodes free",
@@ -48,33 +42,29 @@ _SENTENCES = {
 }
 _HOLDERS = {
     "AssocGrp": "The account as a whole",
-    "AssocMax": "The job's account",
+    **dict.fromkeys(("AssocMax", "Association", "Max"), "The job's account"),
     "QOSGrp": "The job's QOS as a whole",
-    "QOSMax": "The job's QOS",
-    "QOSMin": "The job's QOS",
-    "Max": "The job's account",
+    **dict.fromkeys(("QOSMax", "QOSMin", "QOS"), "The job's QOS"),
 }
 """Whose limit it is, by how the reason begins."""
 _RESOURCES = {
     "BB": "burst buffers",
     "Billing": "billing units",
-    "Cpu": "CPUs",
     "CPU": "CPUs",
     "Energy": "energy",
     "GRES": "GPUs",
-    "Jobs": "running jobs",
+    "Job": "running jobs",
     "License": "licenses",
     "Mem": "memory",
-    "Memory": "memory",
     "Node": "nodes",
-    "SubmitJobs": "jobs",
-    "SubmitJob": "jobs",
+    "Resource": "resources",
+    "Submit": "jobs",
+    "Time": "time",
     "Unknown": "other resources",
     "Wall": "time",
-    "WallDuration": "time",
 }
 _LIMIT = re.compile(
-    rf"(?P<holder>{'|'.join(_HOLDERS)})(?P<resource>{'|'.join(sorted(_RESOURCES, key=len, reverse=True))})"
+    rf"(?P<holder>{'|'.join(_HOLDERS)})(?P<resource>(?i:{'|'.join(_RESOURCES)}))(?:s|ory|Jobs?|Duration)?"
     r"(?P<minutes>Minutes|RunMinutes)?(?P<by>Per(?:Job|Node|User|Account))?(?:Limit|NotSatisfied)?"
 )
 _BY = {"PerJob": " in one job", "PerNode": " on one node", "PerUser": " for one user"}
@@ -96,7 +86,8 @@ def _limit_sentence(word: str) -> str | None:
     match = _LIMIT.fullmatch(word)
     if match is None:
         return None
-    holder, resource = _HOLDERS[match["holder"]], _RESOURCES[match["resource"]]
+    holder, resource = _HOLDERS[match["holder"]], match["resource"]
+    resource = next(name for key, name in _RESOURCES.items() if key.lower() == resource.lower())
     if match["minutes"]:
         resource = f"{resource.removesuffix('s')} minutes"
     resource += _BY.get(match["by"] or "", "")

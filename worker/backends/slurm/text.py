@@ -5,15 +5,16 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SQUEUE_FORMAT = "%i|%T|%j|%S|%N|%P|%r|%k"
 """Format of the text for `parse_squeue`: the comment is last, as it may contain anything."""
-SACCT_FORMAT = "JobID,State,ExitCode,Start,NodeList,Partition,JobName"
+SACCT_FORMAT = "JobID,State,JobName,Start,NodeList,Partition"
 """Fields of the text for `parse_sacct`, after `--noheader --parsable2 --allocations`."""
 
 _SQUEUE_FIELDS = SQUEUE_FORMAT.count("|") + 1
 _SACCT_FIELDS = SACCT_FORMAT.count(",") + 1
+_JOB_FIELDS = ("JobState", "JobName", "StartTime", "NodeList", "Partition", "Reason", "Comment")
 _JOB_ID = re.compile(r"\d+([_+](\d+|\[[^|]*\]))?")
 _FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z:/]*)=(.*?)(?=\s+[A-Z][A-Za-z:/]*=|\s*$)")
 _LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)")
@@ -34,7 +35,6 @@ class SlurmJob:
     partition: str = ""
     reason: str = ""
     comment: str = ""
-    exit_code: str = ""  # exit code and signal: `1:0`
     ended_by: str = ""  # who cancelled it; only accounting says so
 
 
@@ -52,12 +52,8 @@ class SlurmNode:
 @dataclass(frozen=True, slots=True)
 class SlurmPartition:
     name: str
-    state: str  # UP, DOWN, DRAIN, INACTIVE
-    is_default: bool
     root_only: bool
     max_seconds: int | None
-    default_seconds: int | None
-    max_nodes: int | None
 
 
 def parse_squeue(text: str) -> list[SlurmJob]:
@@ -74,17 +70,9 @@ def parse_scontrol_job(text: str) -> SlurmJob | None:
     """Read what `scontrol --oneliner show job ID` prints; None: it knows none."""
     for fields in _records(text, "JobId"):
         array, task = fields.get("ArrayJobId"), fields.get("ArrayTaskId")
-        return SlurmJob(
-            id=f"{array}_{task}" if array and task else fields["JobId"],
-            state=fields.get("JobState", ""),
-            name=fields.get("JobName", ""),
-            start=_value(fields.get("StartTime", "")),
-            nodes=_value(fields.get("NodeList", "")),
-            partition=_value(fields.get("Partition", "")),
-            reason=_value(fields.get("Reason", "").replace("_", " ")),
-            comment=_value(fields.get("Comment", "")),
-            exit_code=fields.get("ExitCode", ""),
-        )
+        values = [_value(fields.get(key, "")) for key in _JOB_FIELDS]
+        job_id = f"{array}_{task}" if array and task else fields["JobId"]
+        return replace(SlurmJob(job_id, *values), reason=values[5].replace("_", " "))
     return None
 
 
@@ -95,20 +83,10 @@ def parse_sacct(text: str) -> list[SlurmJob]:
     """
     jobs = {}
     for line in text.splitlines():
-        row = line.strip().split("|", _SACCT_FIELDS - 1)
+        row = line.strip().split("|")
         if len(row) == _SACCT_FIELDS and _JOB_ID.fullmatch(row[0]):
-            job_id, state, exit_code, start, nodes, partition, name = row
-            state, _, ended_by = state.partition(" by ")
-            jobs[job_id] = SlurmJob(
-                job_id,
-                state,
-                name,
-                start=_value(start),
-                nodes=_value(nodes),
-                partition=_value(partition),
-                exit_code=exit_code,
-                ended_by=ended_by,
-            )
+            state, _, ended_by = row[1].partition(" by ")
+            jobs[row[0]] = replace(SlurmJob(row[0], state, *map(_value, row[2:])), ended_by=ended_by)
     return list(jobs.values())
 
 
@@ -119,8 +97,8 @@ def parse_nodes(text: str) -> list[SlurmNode]:
             name=fields["NodeName"],
             state=fields.get("State", ""),
             partitions=_names(fields.get("Partitions", "")),
-            cpus=_count(fields.get("CPUEfctv") or fields.get("CPUTot", "")) or 1,
-            memory_mb=_memory_mb(fields),
+            cpus=_count(fields, "CPUEfctv") or _count(fields, "CPUTot") or 1,
+            memory_mb=max(1, _count(fields, "RealMemory") - _count(fields, "MemSpecLimit")),  # without the system's
             gpus=_parse_gpus(fields.get("Gres", "")),
             features=_names(fields.get("ActiveFeatures") or fields.get("AvailableFeatures", "")),
         )
@@ -131,15 +109,7 @@ def parse_nodes(text: str) -> list[SlurmNode]:
 def parse_partitions(text: str) -> list[SlurmPartition]:
     """Read what `scontrol --oneliner show partition` prints."""
     return [
-        SlurmPartition(
-            name=fields["PartitionName"],
-            state=fields.get("State", ""),
-            is_default=fields.get("Default") == "YES",
-            root_only=fields.get("RootOnly") == "YES",
-            max_seconds=parse_limit(fields.get("MaxTime", "")),
-            default_seconds=parse_limit(fields.get("DefaultTime", "")),
-            max_nodes=_count(fields.get("MaxNodes", "")),
-        )
+        SlurmPartition(fields["PartitionName"], fields.get("RootOnly") == "YES", parse_limit(fields.get("MaxTime", "")))
         for fields in _records(text, "PartitionName")
     ]
 
@@ -151,11 +121,6 @@ def parse_limit(text: str) -> int | None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-def _memory_mb(fields: Mapping[str, str]) -> int:
-    """Return the memory that jobs can have: without what is reserved for the system."""
-    return max(1, (_count(fields.get("RealMemory", "")) or 1) - (_count(fields.get("MemSpecLimit", "")) or 0))
 
 
 def _parse_gpus(gres: str) -> tuple[tuple[str, int], ...]:
@@ -185,5 +150,6 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, _value(text).split(",")))
 
 
-def _count(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
+def _count(fields: Mapping[str, str], key: str) -> int:
+    text = fields.get(key, "")
+    return int(text) if text.isdecimal() else 0
