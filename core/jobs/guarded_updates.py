@@ -228,6 +228,13 @@ def add_event(  # noqa: PLR0913 - the columns of one event
     )
 
 
+def record_warning(session: Session, job: Job, detail: str) -> None:
+    """Record that a running job was warned before its time is up, or that nothing of it could be."""
+    add_event(
+        session, update_job(session, job, frozenset({JobState.RUNNING}), heartbeat_at=NOW), "warned", detail=detail
+    )
+
+
 def add_submitted_events(session: Session, jobs: Sequence[Job]) -> None:
     _ADD_SUBMITTED_EVENT.execute(session, *({"job_id": job.id, "actor": job.submitted_by} for job in jobs))
 

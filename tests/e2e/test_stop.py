@@ -1,5 +1,7 @@
 """Stopping: SIGTERM reaches whatever trains, SIGKILL comes after the grace, nothing is left behind."""
 
+import re
+
 import pytest
 from support.deployment import wait_until
 
@@ -99,6 +101,90 @@ def test_a_program_that_saves_keeps_what_it_needs(service, running, cause, shell
     assert service.raw_log(job_id).split()[:3] == [b"training", b"asked", b"saved"]
     assert b"never" not in service.raw_log(job_id)
     assert service.find_job_processes(job_id) == []
+
+
+@pytest.mark.parametrize(
+    "shell", ["{}", "{}; echo never", "bash -c '{} | tee log; echo never'", "timeout 1h {} & wait"]
+)
+def test_a_stop_has_the_signal_that_a_job_names(service, running, shell):
+    interrupted = """
+import os, sys, time
+try:
+    print("training", flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("saved", flush=True)
+"""
+    job_id = running(shell.format(script(service, interrupted)), b"training", stopSignal="INT", stopGrace=600)
+    service.request("POST", f"/jobs/{job_id}/stop")
+    service.wait_ended(job_id)
+    assert service.raw_log(job_id).split()[:2] == [b"training", b"saved"]
+    assert b"never" not in service.raw_log(job_id)
+    assert service.find_job_processes(job_id) == []
+
+
+WARNED = """
+import multiprocessing, os, signal, sys, time
+def save(*_):
+    open(os.environ["GRADIENT_ARTIFACTS_DIR"] + "/checkpoint", "a").write("saved")
+def load():
+    time.sleep(600)
+if __name__ == "__main__":
+    signal.signal(signal.SIGUSR1, save)
+    multiprocessing.set_start_method(sys.argv[1])
+    multiprocessing.Process(target=load, daemon=True).start()
+    print("training", flush=True)
+    time.sleep(600)
+"""
+
+
+def warnings(service, job_id):
+    return [event["message"] for event in service.events(job_id) if event["kind"] == "warned"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "options", "shell", "method"),
+    [
+        ("its time limit", {"timeLimit": 9}, "{}", "fork"),
+        ("its time limit", {"timeLimit": 9}, "bash -c '{} | tee log'", "spawn"),
+        ("its machine is taken away", {"envVars": {"SIMULATE_PREEMPT_AFTER": "9"}}, "{} & wait", "fork"),
+    ],
+)
+def test_a_program_is_warned_before_its_time_is_up(service, running, cause, options, shell, method):
+    command = shell.format(f"{script(service, WARNED)} {method}")
+    job_id = running(command, b"training", warnBefore="7s:USR1", stopGrace=1, **options)
+    service.wait_ended(job_id)
+    assert service.artifact(job_id, "checkpoint") == b"saved"
+    assert [re.sub("[1-7]s", "7s", message) for message in warnings(service, job_id)] == [f"SIGUSR1, 7s before {cause}"]
+
+
+def test_a_warning_that_no_program_handles_is_sent_to_none(service, running):
+    job_id = running("sleep 600 | cat & echo begun; wait", b"begun", timeLimit=4, warnBefore="3", stopGrace=1)
+    job = service.wait_ended(job_id)
+    assert (job["reason"], job["durationSeconds"] >= 4) == ("time_limit", True)
+    assert warnings(service, job_id) == ["not sent: no program handled SIGTERM"]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize(
+    ("end", "state", "reason"),
+    [
+        ("itself", {0: "Stopped", 3: "Failed"}, {0: "completed", 3: "exit_nonzero"}),
+        ("stop", {0: "Cancelled", 3: "Cancelled"}, {0: "stopped_by_user", 3: "stopped_by_user"}),
+        ("limit", {0: "Failed", 3: "Failed"}, {0: "time_limit", 3: "time_limit"}),
+        ("preemption", {0: "Failed", 3: "Failed"}, {0: "preempted", 3: "preempted"}),
+    ],
+)
+def test_an_end_is_called_by_who_asked_for_it(service, running, end, state, reason, code):
+    """A program that saves ends with the code that it likes, and by the signal of its own choice."""
+    options = {"limit": {"timeLimit": 2}, "preemption": {"envVars": {"SIMULATE_PREEMPT_AFTER": "2"}}}.get(end, {})
+    wait = "kill -TERM $!" if end == "itself" else "true"
+    job_id = running(f"trap 'exit {code}' TERM; sleep 600 & echo begun; {wait}; wait; exit {code}", b"begun", **options)
+    if end == "stop":
+        service.request("POST", f"/jobs/{job_id}/stop")
+    job = service.wait_ended(job_id)
+    assert (job["state"], job["reason"], job["exitCode"]) == (state[code], reason[code], code)
+    service.cli("jobs", "wait", job_id, code=0 if end == "itself" and code == 0 else code or 1)
 
 
 def test_what_a_program_does_not_pass_on_reaches_the_rest_before_the_grace_is_over(service, running):

@@ -20,7 +20,7 @@ from worker.backends.base import (
 from worker.backends.job_processes import JobProcesses, find_running
 from worker.backends.port_check import check_ports_free
 from worker.backends.process.plain_start import inherited_environment
-from worker.backends.termination import Terminations
+from worker.backends.termination import Terminations, warn
 from worker.runner.control_files import (
     STOPPING_FILE,
     may_have_launched,
@@ -50,13 +50,14 @@ class ToyBackend(Backend):
         if read_control(spec.control, "started") is None:
             mark_launched(spec)
             self._start(spec)
-        return spec.base_handle() | {"stop_grace": spec.job_spec.stop_grace}
+        return spec.base_handle() | {"stop_grace": spec.job_spec.stop_grace, "stop_signal": spec.stop_signal}
 
     def _start(self, spec):
         """Start the wrapper; of several starts at once, its lock lets one run the command."""
         try:
             subprocess.run(
-                ["setsid", "--fork", str(WRAPPER), str(spec.control)],  # no child of the worker, which may end first
+                # No child of the worker, which may end first.
+                ["setsid", "--fork", str(WRAPPER), str(spec.control), "", str(spec.stop_signal)],
                 cwd=spec.working_dir or spec.workspace,
                 env=inherited_environment(spec.python) | spec.env,
                 stdin=subprocess.DEVNULL,
@@ -88,6 +89,9 @@ class ToyBackend(Backend):
             self._terminations.begin(handle, _processes(handle))
         else:
             _processes(handle).kill(spare_leader=True)  # the wrapper, which records the exit code
+
+    def warn(self, handle, number):
+        warn(_processes(handle), Path(handle["control"]), number, handle["stop_signal"])
 
     def destroy(self, handle):
         _processes(handle).kill(spare_leader=False)

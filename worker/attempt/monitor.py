@@ -16,6 +16,7 @@ from core.jobs.exit_codes import reason_of_exit
 from core.system.inotify import FileWatcher
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota, Launched
+from worker.attempt.end_warning import EndWarning
 from worker.attempt.job_environment import path_in_workspace
 from worker.attempt.outputs.log_shipper import read_log_end
 from worker.attempt.outputs.recorder import OutputRecorder
@@ -124,6 +125,7 @@ class JobMonitor:
         self._ending = self._requested_end() if stopping else None
         self._signalled = self._ending is not None and SIGNALLED_FILE in marks
         self._kill_at = time.monotonic() + self._grace
+        self._warning = EndWarning(context, launched)
         self._node_exits: dict[str, int | None] = {}
         self._sample_at = time.monotonic() + SAMPLE_SECONDS / 4  # not during its start
         self._usage_sampler = UsageSampler(totals, SAMPLE_SECONDS, ran, on_host=not self._backend.capabilities.billed)
@@ -153,6 +155,7 @@ class JobMonitor:
                 while True:
                     ended, shipped = self._poll()
                     if ended is not None:
+                        self._warning.close()
                         return ended
                     busy = busy + 1 if shipped else 0
                     self._sample()
@@ -202,9 +205,12 @@ class JobMonitor:
         if self._requests.at_once and self._grace:
             self._grace, self._kill_at = 0, now
         if self._ending is None:
-            self._ending = self._requested_end()
-            if self._ending is None:
+            ending = self._requested_end()
+            if ending is None:
+                self._warning.send_if_due(self._deadline, "its time limit")
+            if ending is None or self._backend.ended(self._handle) is not None:  # before anyone asked it to
                 return
+            self._ending = ending
         if not self._signalled:
             self._signalled = True
             grace = min(self._grace, CONTACT_LOST_GRACE_SECONDS) if self._ending.reason in _SHORT_GRACE else self._grace

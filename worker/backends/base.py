@@ -20,6 +20,7 @@ from core.jobs.spec.job_spec import JobSpec
 from core.system.filesystem import FULL_DISK_ERRNOS, write_atomically
 from worker.backends.metric_sockets import MetricSockets
 from worker.runner.control_files import KEEP_FILE, LAUNCHED_FILE
+from worker.runner.stop_signal import signal_number
 
 Handle = dict[str, Any]
 """Identifies a launched job: plain JSON with a `version`, storable in the job's row.
@@ -148,6 +149,17 @@ class LaunchSpec:
         return _mib(self.job_spec.memory_mb)
 
     @property
+    def stop_signal(self) -> int:
+        """Number of the signal of a stop, if no image names another."""
+        return signal_number(self.job_spec.stop_signal)
+
+    @property
+    def warning_signal(self) -> int | None:
+        """Number of the signal of the warning before its time is up; None: it wants no warning."""
+        warning = self.job_spec.warning()
+        return None if warning is None else signal_number(warning.signal)
+
+    @property
     def shared_mem_bytes(self) -> int | None:
         return _mib(self.job_spec.shared_mem_mb)
 
@@ -203,7 +215,15 @@ class Backend(Protocol):
 
     @abstractmethod
     def signal(self, handle: Handle, *, grace: bool) -> None:
-        """Send SIGTERM to the job's processes, in the order of `termination.py`, or, without grace, SIGKILL to all."""
+        """Send the signal of a stop to its processes, in the order of `termination.py`, or SIGKILL to all at once."""
+
+    def warn(self, handle: Handle, number: int) -> None:
+        """Send a signal to the main programs that handle it; called again until there is a WARNED_FILE."""
+
+    def taken_at(self, handle: Handle) -> float | None:
+        """Return when the machine will be taken away, by the monotonic clock; None: nobody has said so."""
+        del handle
+        return None
 
     @abstractmethod
     def destroy(self, handle: Handle) -> None:

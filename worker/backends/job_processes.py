@@ -27,8 +27,8 @@ _ROUNDS = 50
 _MAX_DESCRIPTORS = 50_000  # most open files of a job that one measurement looks at
 _BLOCK_BYTES = 512  # unit of `st_blocks`
 
-Choose = Callable[[list[psutil.Process]], tuple[list[psutil.Process], set[psutil.Process]]]
-"""Returns which of a job's processes get SIGTERM, in their order, and which stay suspended."""
+Choose = Callable[[list[psutil.Process]], tuple[dict[psutil.Process, int], set[psutil.Process]]]
+"""Returns which of a job's processes are signalled, in their order, each with its signal, and which stay suspended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class JobProcesses:
         They are suspended until no other one is found. A shell waits for its program before it acts on SIGTERM: one
         that it was just starting, and that the signal missed, would run for the whole grace period.
 
-        `choose`: chooses among them.
+        `choose`: chooses among them, and their signals.
         """
         suspended: list[psutil.Process] = []
         held: set[psutil.Process] = set()
@@ -70,10 +70,10 @@ class JobProcesses:
                 suspended += processes
                 _signal_each(processes, signal.SIGSTOP)
             failpoint("stop_suspended")
-            chosen = suspended
+            chosen: dict[psutil.Process, int] = dict.fromkeys(suspended, signal.SIGTERM)
             if choose is not None:
                 chosen, held = choose(suspended)
-            return _signal_each(chosen, signal.SIGTERM)
+            return sum(_signal_each([process], number) for process, number in chosen.items())
         finally:
             # A shell last: when it ends, the kernel sends SIGHUP to what is below it and still suspended.
             _signal_each((process for process in reversed(suspended) if process not in held), signal.SIGCONT)
@@ -131,7 +131,7 @@ class JobProcesses:
             return False
 
 
-def _signal_each(processes: Iterable[psutil.Process], number: signal.Signals) -> int:
+def _signal_each(processes: Iterable[psutil.Process], number: int) -> int:
     """Send a signal to these processes; return how many of them were still there."""
     count = 0
     for process in processes:

@@ -24,6 +24,7 @@ SIGNALLED_FILE = "signalled"
 """Tells that the job was signalled: without it, a worker that adopts the job signals it once more."""
 
 KEEP_FILE = "keep"  # the wrapper of a command that failed stays while it exists
+WARNED_FILE = "warned"  # tells that a program of the job got the warning before its end
 
 RESERVED_FILES = ("started", "exit")
 """Exist before the wrapper starts, filled with spaces: it overwrites them in place, also on a full disk."""

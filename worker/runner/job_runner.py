@@ -28,6 +28,7 @@ from core.system.filesystem import write_atomically
 from core.system.untrusted_folders import chmod_tree, remove_tree
 from worker.runner.control_files import (
     STOPPING_FILE,
+    WARNED_FILE,
     read_control,
     read_exit_code,
     read_exit_time,
@@ -39,6 +40,7 @@ from worker.runner.folder_sender import FolderSender
 from worker.runner.kept_port import KeptPort
 from worker.runner.link import SessionServer
 from worker.runner.statsd import DATAGRAM_BYTES, StatsdRows, append_rows
+from worker.runner.stop_signal import signal_number
 from worker.runner.stores import NETWORK_ERRORS, PART_BYTES, REPORT_STEPS, STREAMED_FILES, Store
 from worker.runner.usage import UsageMeter, measure_usage
 from worker.runner.workspace_files import WorkspaceFiles
@@ -84,6 +86,9 @@ class Launcher(Protocol):
 
     def signal(self, number: int) -> None: ...
 
+    def warn(self, number: int) -> None:
+        """Send a signal to the main programs that handle it; they are recorded in WARNED_FILE."""
+
     def pids(self) -> list[int]: ...
 
     def run(self, request: ExecRequest) -> JobStream:
@@ -107,13 +112,15 @@ class JobRunner:
         self._left = b""
         self._sessions = SessionServer(root, launcher.run, lambda: not self._is_running())
         self.report: dict[str, Any] = {"phase": "", "reason": None, "detail": None, "port": 0, "usage": {}}
-        self.report |= {"collecting": False, "end": None}
+        self.report |= {"collecting": False, "warned": False, "end": None}
         self._beats = itertools.count()
         self._reported, self._reported_at = "", 0.0
         self._report_lock = threading.Lock()
         self._positions: dict[str, int] = {}
         self._applied = b""
         self._shut_down = False
+        self._warning: int | None = None  # number of the signal
+        self._stop_signal = int(signal.SIGTERM)
         self.abandoned = False
         self.over = threading.Event()
         self._usage_read_at = self._synced_at = self._ended_at = 0.0
@@ -165,7 +172,9 @@ class JobRunner:
                 # For example, the disk is full: a worker reads this, and decides for how long it is tried.
                 self.set_phase("here", f"{type(error).__name__}: {error}")
                 time.sleep(self.seconds)
-        sessions = json.loads((self.place / "job.json").read_text())["sessions"]
+        job = json.loads((self.place / "job.json").read_text())
+        self._warning, self._stop_signal = job["warning"], signal_number(job["stop_signal"])
+        sessions = job["sessions"]
         self.report["port"] = self._sessions.open(sessions["address"], bytes.fromhex(sessions["token"]))
         self.set_phase("running")
         for work in (self._sync_artifacts, self._read_usage):
@@ -265,6 +274,7 @@ class JobRunner:
                     self.artifacts.send()
                     return self._end("")
                 self._apply_request()
+                self._apply_warning()
             except NETWORK_ERRORS as error:  # network or engine down: the job runs on, and is reported later
                 sys.stderr.write(f"not told of the job: {error}\n")
                 if time.monotonic() >= self.artifacts.until:  # the machine is billed for as long as it tries
@@ -361,6 +371,8 @@ class JobRunner:
             self.seconds = min(self.seconds, _SHUTDOWN_STEP_SECONDS)
             if not self._applied:
                 write_control_file(self.control, STOPPING_FILE, _SHUT_DOWN)
+            if self._warning not in {None, self._stop_signal}:
+                self.launcher.warn(self._warning)
             self.launcher.signal(signal.SIGTERM)
 
     def _apply_request(self) -> None:
@@ -369,6 +381,13 @@ class JobRunner:
             write_control_file(self.control, STOPPING_FILE, "asked to end")
             self.launcher.signal(signal.SIGKILL if request == b"kill" else signal.SIGTERM)
             self._applied = request
+
+    def _apply_warning(self) -> None:
+        """Warn the job's program, if the worker wants it to be warned and it has not been."""
+        if self._warning is not None and not self.report["warned"]:
+            self.report["warned"] = read_control(self.control, WARNED_FILE) is not None
+            if not self.report["warned"] and self.store.get(self.shared + "warning") is not None:
+                self.launcher.warn(self._warning)
 
     def _send_output(self, name: str) -> None:
         """Send the new part of a file that the job writes, which may be anything."""

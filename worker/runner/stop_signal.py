@@ -1,17 +1,13 @@
 from __future__ import annotations
 
 import signal
-from typing import Any
 
 _MAX_SIGNAL = 64
 
 
-def stop_signal(config: dict[str, Any]) -> int:
-    """Return the number of the signal that ends an image's programs (STOPSIGNAL); SIGTERM if it names none.
-
-    `config`: the image's configuration.
-    """
-    name = str(config.get("StopSignal") or "").upper()
+def signal_number(name: str | None) -> int:
+    """Return the number of the signal that a job or its image (STOPSIGNAL) names; SIGTERM if it names none."""
+    name = str(name or "").upper()
     name = name.removeprefix("SIG")
     base_name, plus, more = name.partition("+")
     number = int(name) if name.isdecimal() else int(getattr(signal, f"SIG{base_name}", 0))

@@ -1,18 +1,20 @@
 #!/bin/sh
-# Every job runs under this: run.sh CONTROL_FOLDER [alone|first [SIGNAL [GRACE]]]
+# Every job runs under this: run.sh CONTROL_FOLDER [alone|first [SIGNAL [GRACE [WARNING]]]]
 #
 # The command is the file `command` in that folder: arguments are shown to everybody on the host, by ps.
 # It takes the start lock, writes its pid, keeps the output in a file, and writes the exit code. All of this is in files,
 # so that nothing is lost if the worker dies. Builtins only: it starts in milliseconds.
 #
 # `alone`: only this job runs here, in a container of its own. A stop sends SIGTERM to this wrapper, and the wrapper
-# SIGNAL to all of the job, within GRACE seconds. `first`: so does the first of several nodes, whose container keeps the network of all until it
-# is removed, unless the worker has to see how it ended.
+# SIGNAL to all of the job, within GRACE seconds. A warning sends SIGUSR1 to it, and it WARNING to the main program.
+# `first`: so does the first of several nodes, whose container keeps the network of all until it is removed, unless the
+# worker has to see how it ended.
 
 control=$1
 alone=${2:-}
 signal=${3:-TERM}
 grace=${4:-0}
+warning=${5:-15}
 
 # Only bash has job control without a terminal. With -p it reads no file that the job's variables name.
 own=sh
@@ -20,6 +22,22 @@ if command -v bash >/dev/null 2>&1; then own='bash -p'; fi
 if [ -z "${BASH_VERSION:-}" ] && [ "$own" != sh ]; then exec $own "$0" "$@"; fi
 
 # The order in which a stop reaches the processes of a container, as in worker/backends/termination.py.
+# Set `caught` to what the digit of a mask looks like that has the signal $1.
+look_for() {
+    case $1 in
+        HUP | 1) caught='*[13579bdf]' ;;
+        INT | 2) caught='*[2367abef]' ;;
+        QUIT | 3) caught='*[4567cdef]' ;;
+        USR1 | 10) caught='*[2367abef]??' ;;
+        USR2 | 12) caught='*[89abcdef]??' ;;
+        TERM | 15) caught='*[4567cdef]???' ;;
+        *) caught='*' ;;
+    esac
+    # Bash catches SIGINT while it waits for a program; one with a trap of its own is known by SIGTERM.
+    caught_by_bash=$caught
+    if [ "$caught" = '*[2367abef]' ]; then caught_by_bash='*[4567cdef]???'; fi
+}
+
 # Set the state of a process in variables that end with its pid; fail if it has ended.
 read_process() {
     handled= blocked= name=
@@ -29,17 +47,19 @@ read_process() {
             State:) case $value in Z | X) return 1 ;; esac ;;
             PPid:) eval "parent_$1=$value" ;;
             SigBlk:) case $value in $caught) blocked=1 ;; esac ;;
-            SigCgt:) case $value in $caught) handled=1 ;; esac ;;
+            SigCgt:) caught_signals=$value ;;
         esac
     done 2>/dev/null <"/proc/$1/status"
     [ -n "$name" ] || return 1
-    kind=program
+    kind=program pattern=$caught
     case $name in
-        timeout | dumb-init) kind=shell handled= ;;
+        timeout | dumb-init) kind=shell pattern=none ;;
         *) for path in /bin/sh /bin/bash /bin/dash /bin/zsh; do
             if [ "/proc/$1/exe" -ef "$path" ]; then kind=shell; fi
-        done ;;
+        done
+        if [ "/proc/$1/exe" -ef /bin/bash ]; then pattern=$caught_by_bash; fi ;;
     esac
+    case $caught_signals in $pattern) handled=1 ;; esac
     # A program may wait for signals that it blocks; shells block them for the moment in which they start something.
     if [ "$kind" = program ] && [ -n "$blocked" ]; then handled=1; fi
     eval "kind_$1=$kind$handled"
@@ -91,26 +111,50 @@ choose() {
     first="$first$traps"
 }
 
-# Send the signal to those of the processes $@ that have not got it.
+# Send the signal to those of the processes $@ that have not got it. A shell that was held gets SIGTERM: after a SIGINT
+# that its program has survived, bash goes on with the next command.
 send() {
     for pid; do
         case $signalled in *" $pid "*) continue ;; esac
         signalled="$signalled$pid "
-        kill "-$signal" "$pid" 2>/dev/null
+        case " $waited " in
+            *" $pid "*) kill -TERM "$pid" ;;
+            *) kill "-$signal" "$pid" ;;
+        esac 2>/dev/null
     done
 }
 
-# Suspend all, signal those whose turn it is, and let all but the shells that wait for these go on; fail after the last.
-signal_next() {
+# Set `pids` to the processes of the job, and read each.
+read_all() {
     # Not what an earlier process of the same pid was.
     for pid in $pids; do unset "parent_$pid" "kind_$pid"; done
     pids=
-    kill -STOP -1 2>/dev/null
     for folder in /proc/[0-9]*; do
         pid=${folder#/proc/}
         case $pid in 1 | $$ | $wrapper) continue ;; esac
         if read_process "$pid"; then pids="$pids $pid"; fi
     done
+}
+
+# Send the warning to the programs that handle it, in each branch of the tree to the outermost, and to no other. The
+# command's own shell has a trap of this script for the signal of a stop.
+warn() {
+    look_for "$warning"
+    read_all
+    choose
+    case $warning in 15 | "$signal") ;; *) first="$first $own_shell" ;; esac
+    sleep 0.1 2>/dev/null || sleep 1 # what a shell has just started has its traps until it becomes a program
+    for pid in $first; do
+        read_process "$pid" && eval "kind=\$kind_$pid" || continue
+        case $kind in *1) if kill "-$warning" "$pid"; then echo "to $pid" >"$control/warned"; fi ;; esac
+    done 2>/dev/null
+    look_for "$signal"
+}
+
+# Suspend all, signal those whose turn it is, and let all but the shells that wait for these go on; fail after the last.
+signal_next() {
+    kill -STOP -1 2>/dev/null
+    read_all
     choose
     if [ -z "$first" ] || [ "$pause" -ge "$longest" ]; then
         send $pids
@@ -121,6 +165,7 @@ signal_next() {
         return 1
     fi
     send $first
+    waited="$waited $held"
     # The command's own shell: when it ends, the kernel sends SIGHUP to what is below it and suspended.
     if [ -n "$held" ]; then held="$held $own_shell"; else send $own_shell; fi
     for pid in $pids; do
@@ -141,6 +186,8 @@ others_run() {
 }
 
 end_in_order() {
+    trap : USR1
+    look_for "$signal"
     pause=0 longest=$((grace * 15 / 4)) # of fifths of a second: three quarters of the grace period
     while signal_next; do
         ended=0
@@ -160,16 +207,11 @@ end_in_order() {
 if [ -n "$alone" ]; then
     # Without job control a shell has its programs ignore SIGINT and SIGQUIT.
     case $own$signal in sh2 | sh3) signal=TERM ;; esac
-    # Whether a process does something of its own on the signal, by the digit of its mask that has it.
-    case $signal in
-        TERM | 15) caught='*[4567cdef]???' ;;
-        2) caught='*[2367abef]' ;;
-        3) caught='*[4567cdef]' ;;
-        *) caught='*' ;;
-    esac
-    wrapper= pids= signalled=' '
+    look_for "$signal"
+    wrapper= pids= waited= signalled=' '
     trap end_in_order TERM
-    trap : HUP INT QUIT USR1 USR2
+    trap warn USR1
+    trap : HUP INT QUIT USR2
     set -m
     $own "$0" "$control" "" "$signal" inside &
     set +m

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -21,6 +22,7 @@ from core.system.processes import keep_ignored_signals_from_children
 from worker.attempt.scratch import Scratch
 from worker.backends import base
 from worker.backends.base import CONTROL, STORAGE, WRAPPER, LaunchError
+from worker.runner.control_files import WARNED_FILE
 
 pytestmark = pytest.mark.integration
 
@@ -202,6 +204,43 @@ def test_stop_asks_all_processes_and_then_ends_them(place):
     assert place.wait(handle).code == 137
     place.backend.signal(handle, grace=False)
     assert place.backend.ended(handle).code == 137
+
+
+@in_each_place("name", ["USR1", "TERM"])
+def test_a_warning_reaches_the_main_program_and_no_other(place, name):
+    program = f"sh -c 'trap \"echo warned\" {name}; echo up; while :; do sleep 0.1; done'"
+    spec, handle = place.running(f"sleep 600 | cat & {program} | cat; echo never", warn_before=f"60:{name}")
+    place.backend.warn(handle, signal.Signals[f"SIG{name}"])
+    wait_until(lambda: b"warned" in place.output(spec), "the trap to run")
+    wait_until((spec.control / WARNED_FILE).exists, "the record")
+    assert place.backend.ended(handle) is None
+    assert place.backend.sample(handle).get("processes", 7) >= 5
+    place.backend.signal(handle, grace=False)
+    place.wait(handle)
+    assert place.output(spec).split() == [b"up", b"warned"]
+
+
+def test_a_warning_ends_no_program_that_does_not_handle_it(place):
+    spec, handle = place.running("sleep 600 | cat & echo up; while :; do sleep 0.1; done", warn_before="60")
+    place.backend.warn(handle, signal.SIGTERM)
+    place.backend.signal(handle, grace=True)
+    place.wait(handle)
+    assert not (spec.control / WARNED_FILE).exists()
+
+
+@in_each_place("name", ["USR1", "INT"])
+def test_a_stop_has_the_signal_of_the_job(place, name):
+    """SIGINT is SIGTERM in an image without bash, which has its programs ignore it."""
+    traps = f'trap "echo got TERM; exit 3" TERM; trap "echo got {name}; exit 3" {name}'
+    spec, handle = place.running(
+        f"sh -c '{traps}; echo up; while :; do sleep 0.1; done' | cat; echo got nothing", stop_signal=name
+    )
+    place.backend.signal(handle, grace=True)
+    place.wait(handle)
+    expected = "TERM" if (place.name, name) == ("docker", "INT") else name
+    assert [line for line in place.output(spec).splitlines() if line.startswith(b"got")] == [
+        b"got " + expected.encode()
+    ]
 
 
 def test_a_job_whose_wrapper_is_killed_is_lost(place):

@@ -232,7 +232,9 @@ def test_a_container_that_ends_before_its_command_began_is_told_at_once(make_run
     packed = io.BytesIO()
     tarfile.open(fileobj=packed, mode="w:gz").close()
     monkeypatch.setattr(runner, "send_report", lambda: None)
-    monkeypatch.setattr(runner, "_read_job", lambda: job | {"working_dir": None, "stop_grace": 1})
+    monkeypatch.setattr(
+        runner, "_read_job", lambda: job | {"working_dir": None, "stop_grace": 1, "stop_signal": None, "warning": None}
+    )
     monkeypatch.setattr(
         runner, "store", SimpleNamespace(open=lambda _: io.BytesIO(packed.getvalue()), get=lambda _: None)
     )

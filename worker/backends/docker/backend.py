@@ -8,9 +8,11 @@ one proves nothing.
 
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -219,6 +221,12 @@ class DockerBackend(Backend):
         with self._lock:
             self._inspections.pop(handle["name"], None)
 
+    def warn(self, handle: Handle, number: int) -> None:
+        """See `Backend.warn`; the wrapper knows the signal."""
+        del number
+        with suppress(EngineError):
+            self._polling_engine.call(lambda api: api.kill(container_name(handle["name"]), "SIGUSR1"))
+
     def sample(self, handle: Handle) -> dict[str, float]:
         gpus = tuple(gpu["index"] for gpu in handle.get("gpus", ()))
         self.launcher.network.renew()
@@ -345,7 +353,7 @@ def _signal_processes(handle: Handle, *, grace: bool) -> None:
     processes = _job_processes(handle)
     if grace:
         processes.terminate(
-            spare_leader=False, choose=lambda processes_found: (processes_found[:1], set())
+            spare_leader=False, choose=lambda processes: (dict.fromkeys(processes[:1], signal.SIGTERM), set())
         )  # the first passes it on
     else:
         processes.kill(spare_leader=False)

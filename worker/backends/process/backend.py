@@ -64,7 +64,7 @@ from worker.backends.process.process_exec import connect_to_processes, run_in_pr
 from worker.backends.process.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox, kill_sandbox
 from worker.backends.process.sandbox_start import finish_start, start_sandboxed
 from worker.backends.process.shared_sandbox import Member, MemberSpec
-from worker.backends.termination import Terminations
+from worker.backends.termination import Terminations, warn
 from worker.runner.control_files import (
     STOPPING_FILE,
     may_have_launched,
@@ -154,6 +154,7 @@ class ProcessBackend(Backend):
             "memory_bytes": spec.memory_bytes,
             "preempt_after": preempt_after(spec.env),
             "stop_grace": spec.job_spec.stop_grace,
+            "stop_signal": spec.stop_signal,
             "sandboxed": sandboxed,
             "own_network": own_network,
             "rank": spec.rank,
@@ -216,6 +217,13 @@ class ProcessBackend(Backend):
             self._terminations.begin(handle, self.processes(handle))
         else:
             self.processes(handle).kill(spare_leader=True)
+
+    def warn(self, handle: Handle, number: int) -> None:
+        warn(self.processes(handle), Path(handle["control"]), number, handle["stop_signal"])
+
+    def taken_at(self, handle: Handle) -> float | None:
+        after: float | None = handle["preempt_after"]
+        return None if after is None else handle["launched"] + after
 
     def sample(self, handle: Handle) -> dict[str, float]:
         members, meter = self.processes(handle), self._meters[handle["name"]]

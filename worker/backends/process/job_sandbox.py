@@ -269,7 +269,7 @@ class JobSandbox:
         lines.append(f"trap '' PIPE; printf '%s\\n' '{READY.decode().rstrip()}' >&2; trap - PIPE")
         lines.append(f"read -r _ <&2 || exit {EXIT_REFUSED}")
         # bubblewrap's own errors go to the worker, the wrapper's to nobody.
-        lines.append(f"exec {WRAPPER_INSIDE} {base.CONTROL} </dev/null 2>/dev/null\n")
+        lines.append(f"exec {WRAPPER_INSIDE} {base.CONTROL} '' {spec.stop_signal} </dev/null 2>/dev/null\n")
         return os.fsencode("\n".join(lines))
 
     def environment(self, inherited: Mapping[str, str], spec: LaunchSpec) -> dict[str, str]:

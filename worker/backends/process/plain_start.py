@@ -33,7 +33,7 @@ def join_words(group: JobGroup | None) -> list[str]:
 
 def start_plain(spec: LaunchSpec, join: list[str], inherited: dict[str, str]) -> "subprocess.Popen[bytes]":
     mark_launched(spec)
-    command = [*join, str(WRAPPER), str(spec.control)]
+    command = [*join, str(WRAPPER), str(spec.control), "", str(spec.stop_signal)]
     return start_session(command, inherited | spec.env, folder=spec.working_dir or spec.workspace)
 
 

@@ -177,7 +177,7 @@ class SharedSandbox:
             "cpus": sorted(os.sched_getaffinity(0)) if spec.job_spec.cpus is not None else None,
             "user": uid,
             "folder": spec.working_dir or base.WORKSPACE,
-            "words": ["/bin/bash", "-p", WRAPPER_INSIDE, base.CONTROL],
+            "words": ["/bin/bash", "-p", WRAPPER_INSIDE, base.CONTROL, "", str(spec.stop_signal)],
             "env": sandbox.environment(inherited_environment(member_spec.python), member_spec),
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -208,6 +208,10 @@ class SlurmBackend(Backend):
         else:
             self._cancel(handle)
 
+    def warn(self, handle: Handle, number: int) -> None:
+        del number  # the batch script knows it
+        self._signal_batch(handle, "HUP")
+
     def _signal_batch(self, handle: Handle, name: str) -> None:
         job_id = read_control(Path(handle["control"]), _ID_FILE)
         with suppress(SlurmError):  # it has ended, or is signalled again

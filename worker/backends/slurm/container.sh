@@ -5,6 +5,7 @@
 # are those of the node. A command is run beside the job, in its container, or in another one of the image if no process
 # may enter it.
 
+export -n signal # of a stop
 control=$1 program=$2 image=$3 count=$4
 shift 4
 mounts=("${@:1:count}")
@@ -25,7 +26,7 @@ if [ $# -gt 0 ]; then
         exec "${enter[@]}" /bin/sh -c "$start" sh "$@"
     fi
 else
-    set -- /bin/sh /.gradient/run.sh /.gradient/control
+    set -- /bin/sh /.gradient/run.sh /.gradient/control '' "$signal"
 fi
 
 if [ "${program##*/}" = srun ]; then

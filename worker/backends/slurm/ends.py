@@ -57,7 +57,7 @@ class EndedJobs:
 
     def of(self, job: SlurmJob, control: Path, code: int | None) -> Exit | None:
         """Return the end of a job that has ended for Slurm; None: its exit file may still come."""
-        if code == 0:
+        if code == 0 and read_control(control, STOPPING_FILE) is None:
             return Exit(0)
         if read_control(control, "requeued") is not None:
             return Exit(code, "preempted", f"Slurm job {job.id} was requeued")

@@ -1,6 +1,6 @@
 """Prepares a job on its compute node, stops it in order, kills its programs, measures it, or connects to its ports.
 
-python -m worker.backends.slurm.node prepare|stop|kill|measure|connect CONTROL JOB ATTEMPT GRACE|PORT
+python -m worker.backends.slurm.node prepare|stop|warn|kill|measure|connect CONTROL JOB ATTEMPT GRACE|PORT SIGNALS
 """
 
 import json
@@ -19,7 +19,7 @@ from core.system.filesystem import write_all, write_atomically
 from worker.backends.docker.gpu.host_gpus import GpuMonitor
 from worker.backends.job_processes import JobProcesses
 from worker.backends.process.process_exec import connect_to_processes
-from worker.backends.termination import Termination
+from worker.backends.termination import Termination, warn
 from worker.runner.control_files import read_control, read_part, read_pid
 from worker.runner.streams import ExecRefused, SocketStream
 from worker.runner.usage import UsageMeter
@@ -59,9 +59,9 @@ def _own_port(control: Path, port: int) -> int:
     return int(match[1]) if match else port
 
 
-def _stop(job: JobProcesses, grace: float) -> None:
-    """Send SIGTERM in the order of `termination.py`, and wait until no program of the job is left."""
-    termination = Termination(grace)
+def _stop(job: JobProcesses, grace: float, number: int) -> None:
+    """Send the signal in the order of `termination.py`, and wait until no program of the job is left."""
+    termination = Termination(grace, number)
     while any(process.pid != job.leader for process in job.all()):
         termination.proceed(job)
         time.sleep(_STOP_SECONDS)
@@ -94,13 +94,15 @@ def _send_input(stream: SocketStream) -> None:
     stream.end_input()
 
 
-def main(action: str, folder: str, job_id: str, attempt: str, value: str) -> None:
+def main(action: str, folder: str, job_id: str, attempt: str, value: str, number: str = "", warning: str = "") -> None:
     control = Path(folder)
     job = JobProcesses(job_id, int(attempt), read_pid(control))
     if action == "prepare":
         _prepare(control)
     elif action == "stop":
-        _stop(job, float(value))
+        _stop(job, float(value), int(number))
+    elif action == "warn":
+        warn(job, control, int(warning), int(number))
     elif action == "kill":
         job.kill(spare_leader=True)
     elif action == "connect":

@@ -49,8 +49,11 @@ def options(spec: LaunchSpec, request: SlurmRequest, further: Sequence[str]) -> 
     """Return the arguments of sbatch. Later options replace earlier ones; the last are those that nobody may change."""
     job, grace = spec.job_spec, spec.job_spec.stop_grace
     seconds = request.longest(None if job.time_limit is None else job.time_limit + grace + _MARGIN_SECONDS)
-    notice = min(grace + 60, _MAX_NOTICE_SECONDS, *(() if seconds is None else (seconds // 2,)))
+    warning = job.warning()
+    warned = 0 if warning is None else warning.seconds
+    notice = min(grace + 60 + warned, _MAX_NOTICE_SECONDS, *(() if seconds is None else (seconds // 2,)))
     batch = [str(BATCH), str(WRAPPER), str(spec.control), sys.executable, spec.job_id, str(spec.attempt), str(grace)]
+    batch += [str(spec.stop_signal), str(spec.warning_signal or 0), str(max(0, round(min(warned, notice - grace))))]
     return [
         *further,
         *request.sbatch_options(job.cpus, job.memory_mb, seconds),

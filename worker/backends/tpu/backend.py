@@ -218,6 +218,12 @@ class TpuBackend(CloudBackend):
         elif "runner" in handle:  # else there is a device only
             self._runner.signal(handle["runner"], grace=grace)
 
+    def warn(self, handle: Handle, number: int) -> None:
+        if self._vm_client is not None and "vm" in handle:
+            self._vm_client.warn(handle)
+        elif "runner" in handle:
+            self._runner.warn(handle["runner"], number)
+
     def sample(self, handle: Handle) -> dict[str, float]:
         """See `Backend.sample`: the host's part of a job beside its TPU, and the chips of one on its TPU VM."""
         if (follower := self._follower(handle)) is not None:

@@ -102,7 +102,8 @@ def container_config(spec: LaunchSpec, options: ContainerOptions) -> dict[str, A
 
 
 def _stop_words(spec: LaunchSpec, options: ContainerOptions) -> list[str]:
-    return [str(int(options.stop_signal)), str(spec.job_spec.stop_grace)]
+    warning = [] if spec.warning_signal is None else [spec.warning_signal]
+    return [str(int(number)) for number in (options.stop_signal, spec.job_spec.stop_grace, *warning)]
 
 
 def _environment(spec: LaunchSpec, options: ContainerOptions) -> list[str]:

@@ -48,7 +48,7 @@ from worker.backends.docker.network import HOST, NONE, Network
 from worker.backends.port_check import check_ports_free
 from worker.backends.registry_logins import find_push_auth, pull_auth
 from worker.runner.control_files import may_have_launched, read_control
-from worker.runner.stop_signal import stop_signal
+from worker.runner.stop_signal import signal_number
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class Launcher:
             layer_mb=self._layer_mb,
             bind=self._bind,
             image_variables=image.variables,
-            stop_signal=stop_signal(image.config),
+            stop_signal=signal_number(spec.job_spec.stop_signal or image.config.get("StopSignal")),
         )
         try:
             return self._create_container(spec, options), image

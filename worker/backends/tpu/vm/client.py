@@ -22,7 +22,7 @@ from worker.backends.tpu.node_state import NodeFailure
 from worker.backends.tpu.provisioning.startup_parts import resource_names, write_programs
 from worker.backends.tpu.storage.job_storage import WORKSPACE_FOLDER, OpenBucket, region_of
 from worker.backends.tpu.vm import slices
-from worker.backends.tpu.vm.follower import KILL_FILE, Follower
+from worker.backends.tpu.vm.follower import KILL_FILE, WARNING_FILE, Follower
 from worker.backends.tpu.vm.job_description import VM_FOLDERS, describe_job
 from worker.backends.tpu.vm.vm_sessions import session_token
 from worker.runner.control_files import STOPPING_FILE, write_control_file
@@ -151,6 +151,9 @@ class VmClient:
                 follower.polled_at = time.monotonic()
                 follower.polling = self.pool.submit(follower.follow)
         return follower.ended()
+
+    def warn(self, handle: Handle) -> None:
+        write_control_file(Path(handle["control"]), WARNING_FILE, "asked to warn")
 
     def signal(self, handle: Handle, *, grace: bool) -> None:
         """Request that the job end; the VM reads the request at its next step."""

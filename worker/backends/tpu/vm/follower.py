@@ -32,7 +32,7 @@ from worker.backends.tpu.vm.reports import (
     parse_report,
 )
 from worker.backends.tpu.vm.slices import SliceLog, describe_host, host_folder
-from worker.runner.control_files import STOPPING_FILE, read_control, write_control_file
+from worker.runner.control_files import STOPPING_FILE, WARNED_FILE, read_control, write_control_file
 from worker.runner.stores import REPORT_STEPS, STREAMED_FILES
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KILL_FILE = "killed"
+WARNING_FILE = "warning"
 REPORT_FILE, LEFT_FILE = "report", "left"
 NO_END = "not sent: it did not report the end of its job"  # the reason for a VM that was given up
 _FINAL_STEPS = 15  # allowed for the report of an end after the job was killed
@@ -145,6 +146,7 @@ class Follower:
         self._log = SliceLog(self._control, len(addresses)) if handle["hosts"] else None
         self._over = False
         self._requested: str | None = None
+        self._warning_sent = False
         self._killed_at = self._failed_at = math.inf
         self._renewed_at = -math.inf
         self.polled_at = 0.0
@@ -193,6 +195,11 @@ class Follower:
         if request is not None and request != self._requested:
             mailbox.put("stop_request", request.encode())
             self._requested = request
+        if not self._warning_sent and read_control(self._control, WARNING_FILE) is not None:
+            mailbox.put("warning", b"now")
+            self._warning_sent = True
+        if any(host.report.warned for host in self.hosts) and read_control(self._control, WARNED_FILE) is None:
+            write_control_file(self._control, WARNED_FILE, "on the TPU VM")
         for host in self.hosts:
             # Numbers for charts come from one host: the others' would be the same steps again.
             files = {name: self._control / name for name in STREAMED_FILES if host.rank == 0}

@@ -50,4 +50,6 @@ def describe_job(spec: LaunchSpec, image: str, env: dict[str, str], shm_bytes: i
         "folder": within,
         "disks": [asdict(disk) for disk in disks],
         "stop_grace": spec.job_spec.stop_grace,
+        "stop_signal": spec.job_spec.stop_signal,
+        "warning": spec.warning_signal,
     }

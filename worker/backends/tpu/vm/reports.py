@@ -56,6 +56,7 @@ class Report:
     port: int = 0  # of the VM, for sessions; 0: none
     usage: Mapping[str, float] = field(default_factory=dict)
     collecting: bool = False
+    warned: bool = False
     end: End | None = None
 
 
@@ -69,6 +70,7 @@ def parse_report(content: bytes | None) -> Report:
         port=_integer(report.get("port"), _MAX_PORT) or 0,
         usage=_usage(report.get("usage")),
         collecting=report.get("collecting") is True,
+        warned=report.get("warned") is True,
         end=None if end is None else _parse_end(_dict(end)),  # whatever it says, it is one
     )
 

@@ -3,7 +3,7 @@
 import pytest
 
 from worker.backends.docker.container.image_settings import find_entrypoint
-from worker.runner.stop_signal import stop_signal
+from worker.runner.stop_signal import signal_number
 
 FILES = {
     "/e": b'#!/bin/sh\nexport A=1\nexec "$@"\n',
@@ -51,4 +51,4 @@ def test_an_entrypoint_is_run_if_it_runs_what_follows_it(entrypoint, expected):
     [(None, 15), ("SIGINT", 2), ("int", 2), ("9", 9), ("SIGRTMIN+3", 37), ("nonsense", 15), ("99", 15)],
 )
 def test_a_stop_signal_is_a_number(name, number):
-    assert stop_signal({"StopSignal": name}) == number
+    assert signal_number(name) == number

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -16,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from worker.runner.commands import recorded, signal_recorded, start_command
-from worker.runner.control_files import read_pid
+from worker.runner.control_files import WARNED_FILE, read_pid, write_control_file
 from worker.runner.job_runner import JobFailed
-from worker.runner.stop_signal import stop_signal
+from worker.runner.stop_signal import signal_number
 from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream
 
 from .vm_metadata import read_token
@@ -35,6 +36,7 @@ _CONTAINER = "gradient-job"
 _GOOGLES = os.environ.get("GRADIENT_VM_REGISTRIES", r"[a-z0-9-]+-docker\.pkg\.dev|([a-z]+\.)?gcr\.io")
 """Google's registries, the only ones that get a token of the VM's account."""
 _SIGNAL_SECONDS = 10.0
+_EXEC_SECONDS = 0.1  # in which what a shell starts becomes a program: until then it has the shell's traps
 ENGINE_SECONDS = 300.0
 """Time that an engine may take to restart; the VM is billed meanwhile, and cannot tell whether its job runs."""
 
@@ -66,7 +68,7 @@ class Process:
         if python:
             python["PATH"] = os.pathsep.join([python["PATH"], os.environ.get("PATH", os.defpath)])
         subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-            [str(self._place / "run.sh"), str(self._place / "control")],
+            [str(self._place / "run.sh"), str(self._place / "control"), "", str(signal_number(job["stop_signal"]))],
             cwd=self._place / "workspace" / (job["folder"] or "."),
             env=dict(os.environ) | python | job["env"] | folders | metrics | places | disks,
             stdin=subprocess.DEVNULL,
@@ -84,10 +86,32 @@ class Process:
 
     def signal(self, number: int) -> None:
         """Signal all processes except the wrapper, which records the exit code."""
+        if number == signal.SIGTERM:
+            number = signal_number(json.loads((self._place / "job.json").read_text())["stop_signal"])
         for pid in self.pids():
             if pid != self._leader():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
+
+    def warn(self, number: int) -> None:
+        handling = self._handling(number)
+        time.sleep(_EXEC_SECONDS)
+        for pid in handling & self._handling(number):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+                write_control_file(self._place / "control", WARNED_FILE, f"to {pid}")
+
+    def _handling(self, number: int) -> set[int]:
+        """Return the outermost programs that handle a signal, without the wrapper and its shell."""
+        parents = {}
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                lines = Path("/proc", str(pid), "status").read_text().splitlines()
+                fields = dict(line.split(":", 1) for line in lines)
+                if int(fields["SigCgt"], 16) >> (number - 1) & 1:
+                    parents[pid] = int(fields["PPid"])
+        programs = {pid for pid, parent in parents.items() if self._leader() not in {pid, parent}}
+        return {pid for pid in programs if parents[pid] not in programs}
 
     def pids(self) -> list[int]:
         """Return the processes of the session that the wrapper leads."""
@@ -159,8 +183,9 @@ class Container:
         names = [f"--env={name}" for name in job["env"]]
         options = ["--detach", f"--name={_CONTAINER}", "--privileged", "--net=host", "--entrypoint=/bin/sh"]
         options += [f"--workdir={job['working_dir'] or FOLDERS['workspace']}", *job["options"], *mounts, *names]
-        number = int(stop_signal(self._config(job["image"])))
+        number = signal_number(job["stop_signal"] or self._config(job["image"]).get("StopSignal"))
         command = ["/.gradient/run.sh", FOLDERS["control"], "alone", str(number), str(job["stop_grace"])]
+        command += map(str, filter(None, [job["warning"]]))
         done = self._docker("run", *options, job["image"], *command, env=job["env"])
         if done.returncode:
             raise JobFailed("launch_failed", done.stdout.strip())
@@ -185,6 +210,11 @@ class Container:
 
     def signal(self, number: int) -> None:
         self._docker("kill", f"--signal={number}", _CONTAINER)
+
+    def warn(self, number: int) -> None:
+        """See `Launcher.warn`; the wrapper knows the signal."""
+        del number
+        self.signal(signal.SIGUSR1)
 
     def pids(self) -> list[int]:
         """Return the processes whose control group is the container's."""
