@@ -3,6 +3,7 @@
 from alembic import context
 from sqlalchemy.schema import SchemaItem
 
+import core.db.models.budgets
 import core.db.models.changes
 import core.db.models.comparisons
 import core.db.models.credentials

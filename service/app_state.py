@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from core.catalogue.images import ImageCatalogue
 from core.catalogue.machine_types import Catalogue, MachineType
 from core.db.database import POOL_SIZE
-from core.monitoring.cost_today import CostToday
 from core.security.api_keys import ApiKeyCache
 from core.security.sessions import Sessions
 from core.security.worker_tokens import WorkerTokenCache
@@ -36,7 +35,6 @@ class AppState(stores.Stores):
     streams: StreamRegistry
     limits: Limits
     job_counts: JobCounts
-    cost_today: CostToday = field(default_factory=CostToday)
     text_indexes: LineIndexCache = field(default_factory=LineIndexCache)
     storage_usage: StorageUsage = field(init=False)
     boards: Boards = field(init=False)

@@ -21,6 +21,8 @@ from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
 from core.formatting import MIB
 from core.jobs import lifecycle, queries
+from core.jobs.costs import limits
+from core.jobs.costs.limits import Deadline
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
@@ -260,6 +262,17 @@ class WorkerContext(Stores):
             return None
         with self.database.read() as session:
             return queries.get_row(session, job_id)
+
+    def extend(self, job: Job) -> Deadline | None:
+        """Ask for more time at the end of a job's share of a ceiling or a budget; None: there is none."""
+        if self.link is None:
+            extended = self.write(lambda session: limits.extend(session, job))
+        elif self.link.extend(job.id):
+            with self.database.read() as session:
+                extended = queries.get_row(session, job.id)
+        else:
+            return None
+        return None if extended is None else limits.deadline(extended)
 
     def write(self, action: Callable[[Session], T]) -> T:
         """Run one short transaction."""

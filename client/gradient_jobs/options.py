@@ -51,6 +51,8 @@ class JobOptions(TypedDict, total=False):
     extras: Sequence[str]
     groups: Sequence[str]
     time_limit: str | int
+    max_cost: float
+    max_gpu_hours: float
     stop_grace: str | int
     stop_signal: str
     warn_before: str | int

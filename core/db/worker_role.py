@@ -25,11 +25,12 @@ _HIDDEN = (
     *("sessions", "user_keys", "users", "worker_tokens"),
 )
 _READ_ONLY = (
-    *("alembic_version", "comparison_jobs", "comparisons", "notification_rules", "schedules", "sweep_trials"),
-    "sweeps",
+    *("alembic_version", "budgets", "comparison_jobs", "comparisons", "notification_rules", "schedules"),
+    *("sweep_trials", "sweeps"),
 )
 _JOB = """artifacts_state, ended_at, exit_code, finished_at, handle, heartbeat_at, host, image_digest, lease,
 machine_faults, phase, phase_detail, reason, reason_detail, run_after, started_at, state, worker"""
+_CLAIM = "attempt, claimed_at, nodes_port, run_limit, run_seconds"
 _ATTEMPT = """artifact_bytes, ended_at, exit_code, gpus, image_digest, log_bytes, mean_cpu_percent, mean_gpu_percent,
 mean_host_cpu_percent, peak_cpu_percent, peak_gpu_memory_bytes, peak_gpu_percent, peak_memory_bytes, reason,
 reason_detail, sampled_seconds, started_at, tpu"""
@@ -49,7 +50,7 @@ PRIVILEGES = {
     "job_dependencies": "SELECT, DELETE, UPDATE (must_succeed)",  # which FOR UPDATE needs
     "job_logins": "SELECT, DELETE",
     "job_params": "SELECT, INSERT, DELETE, UPDATE (number, text)",
-    "jobs": f"SELECT, UPDATE ({_JOB}, artifacts_removed_at, attempt, claimed_at, logs_removed_at, nodes_port)",
+    "jobs": f"SELECT, UPDATE ({_JOB}, {_CLAIM}, artifacts_removed_at, logs_removed_at)",
     "last_metrics": "SELECT, INSERT, DELETE, UPDATE (value)",
     "leader_leases": "SELECT, INSERT, UPDATE (holder, until)",
     "metrics": "SELECT, INSERT, DELETE",

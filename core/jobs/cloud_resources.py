@@ -3,10 +3,9 @@
 Only one attempt at a time may hold a name; the database enforces it, so two jobs never share a node of a pool.
 """
 
-from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import Double, ForeignKey, Index, String, Text, func, or_, select, text
+from sqlalchemy import ColumnElement, Double, ForeignKey, Index, String, Text, func, or_, select, text
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from core.db.database import Base, UtcDateTime, now
@@ -71,25 +70,20 @@ def list_open(session: Session) -> list[CloudResource]:
     )
 
 
-def costs_of_jobs(session: Session, jobs: Sequence[Job]) -> dict[str, float]:
-    """Return the US dollars that these jobs' resources have cost, over all attempts; jobs without any are left out."""
-    if not jobs:
-        return {}
-    prices = {job.id: job.price_per_hour for job in jobs}
-    query = select(CloudResource, now()).where(CloudResource.job_id.in_(prices))
-    costs: dict[str, float] = {}
-    for resource, current in session.execute(query):
-        costs[resource.job_id] = costs.get(resource.job_id, 0.0) + cost(resource, prices[resource.job_id], current)
-    return costs
+def of_attempt(session: Session, job: Job) -> list[CloudResource]:
+    """Return the machines of a job's current attempt."""
+    of_job = CloudResource.job_id == job.id, CloudResource.attempt == job.attempt
+    return list(session.scalars(select(CloudResource).where(*of_job)))
 
 
-def total_cost(session: Session, since: datetime, current: datetime) -> float:
-    """Return the US dollars that all resources have cost since then: those of deleted jobs too, but none simulated."""
+def total_cost(session: Session, since: datetime, jobs: ColumnElement[bool]) -> float:
+    """Return the US dollars that the resources of jobs have cost since then, also those of deleted jobs."""
+    current = session.scalars(select(now())).one()
     ended_at = func.coalesce(CloudResource.billed_until, CloudResource.gone_at)
     query = (
         select(CloudResource, Job.price_per_hour)
         .join(Job, Job.id == CloudResource.job_id)
-        .where(~Job.simulated, CloudResource.billed_at.is_not(None), or_(ended_at.is_(None), ended_at > since))
+        .where(jobs, CloudResource.billed_at.is_not(None), or_(ended_at.is_(None), ended_at > since))
     )
     return sum(cost(resource, price, current, since) for resource, price in session.execute(query))
 

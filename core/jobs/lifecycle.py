@@ -19,6 +19,7 @@ from core.db.models.credentials import GitLogin, WorkerToken
 from core.db.models.jobs import Event, Job
 from core.db.prepared import Prepared
 from core.errors import JobNotFound
+from core.jobs.costs.limits import Fund
 from core.jobs.guarded_updates import (
     AT_ONCE,
     JOBS,
@@ -389,6 +390,13 @@ def _cancel_queued(
     states = {"from_state": JobState.QUEUED, "to_state": JobState.CANCELLED}
     add_event(session, cancelled, "finished", **states, reason=reason, detail=detail, actor=actor)
     return cancelled
+
+
+def cancel_unpaid(session: Session, ceiling: Fund) -> None:
+    """Cancel the waiting jobs whose ceiling is spent."""
+    waiting = select(Job).where(ceiling.jobs, Job.state == JobState.QUEUED).with_for_update()
+    for job in session.scalars(waiting).all():
+        _release_dependents(session, _cancel_queued(session, job, "cost_limit", ceiling.text))
 
 
 def _release_dependents(session: Session, ended: Job) -> None:

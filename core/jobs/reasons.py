@@ -76,6 +76,7 @@ _ALL = (
         "The job would exceed the project's limit of {detail}. It can start when others end or an administrator "
         "raises the limit.",
     ),
+    Reason("budget", None, FaultOwner.NOBODY, "The job waits for its budget: {detail}"),
     Reason("after_job", None, FaultOwner.NOBODY, "The job starts when {detail}."),
     Reason("waiting_for_gpus", None, FaultOwner.NOBODY, "The job needs {detail}. It starts when enough GPUs are free."),
     Reason(
@@ -144,6 +145,12 @@ _ALL = (
         FaultOwner.BUDGET,
         "The job reached its time limit of {detail} and was stopped. Set a longer limit with --timeLimit; the "
         "outputs so far are kept.",
+    ),
+    Reason(
+        "cost_limit",
+        S.FAILED,
+        FaultOwner.BUDGET,
+        "Stopped because {detail}, is spent. The outputs so far are kept.",
     ),
     Reason(
         "disk_quota",

@@ -7,11 +7,13 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from core.catalogue.backends import capabilities_of
 from core.catalogue.machine_types import MachineType
+from core.db.database import Base
+from core.db.models.credentials import UserKey
 from core.db.models.jobs import Job
 from core.db.prepared import Prepared
 from core.errors import IdempotencyMismatch
@@ -40,6 +42,7 @@ class NewJob:
     trace_parent: str | None = None
     image: str | None = None
     array: ArrayMember | None = None
+    comparison_id: str | None = None
 
 
 _DEFAULTS = {column.key: getattr(column.default, "arg", None) for column in JOBS.c}
@@ -47,6 +50,8 @@ _DEFAULTS = {column.key: getattr(column.default, "arg", None) for column in JOBS
 _NOT_IN_ARRAY = dict.fromkeys(ArrayMember._fields)
 
 
+_USER_KEYS = Base.metadata.tables[UserKey.__tablename__]
+_USER_OF_KEY = Prepared(select(_USER_KEYS.c.user_id).where(_USER_KEYS.c.key_id == bindparam("key")))
 _STORED = (JOBS.c.id, JOBS.c.seq, JOBS.c.created_at)  # what the database gives a new row, beside its id
 
 
@@ -89,6 +94,7 @@ def _initial_values(new_job: NewJob) -> dict[str, Any]:
         "image": new_job.image,
         "dynamic_ports": count_dynamic_ports(spec),
         **(new_job.array._asdict() if new_job.array else _NOT_IN_ARRAY),
+        "cost_set": new_job.comparison_id or (new_job.array.array_id if new_job.array and spec.has_ceiling else None),
         "state": JobState.QUEUED,
         "reason": "waiting_for_machine",
         "phase": "queued",
@@ -100,7 +106,8 @@ def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job]:
 
     Only the first may have an Idempotency-Key. If another job has it, nothing is inserted, and the list is empty.
     """
-    values = [_initial_values(new_job) for new_job in new_jobs]
+    ((user_id,),) = _USER_OF_KEY.rows(session, {"key": new_jobs[0].submitted_by}) or [[None]]
+    values = [_initial_values(new_job) | {"user_id": user_id} for new_job in new_jobs]
     stored = _insert_rows(session, values[:1])
     if not stored:
         return []

@@ -1,18 +1,16 @@
 """Values of jobs that are computed from several columns, and the orders of lists."""
 
 import difflib
-from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Float, SQLColumnExpression, case, cast, func, literal, select
+from sqlalchemy import ColumnElement, SQLColumnExpression, case, func, select
 from sqlalchemy.orm import Session, aliased
 
-from core.db.database import UtcDateTime, now
 from core.db.models.job_params import JobParam
 from core.db.models.jobs import Job, Project
 from core.db.models.metrics import LastMetric
 from core.errors import SpecInvalid
-from core.jobs.cloud_resources import CloudResource
+from core.jobs.costs.amounts import cost, duration
 from core.jobs.spec.image_options import quoted
 from core.jobs.states import JobState
 from core.jobs.tracking import params
@@ -22,42 +20,6 @@ METRIC_PREFIX = "metric."  # marks the name of a metric that is also a name of t
 PARAM_PREFIX = "params."  # marks the name of a parameter, as in `params.lr<1e-3`
 _STATE_ORDER = {state: index for index, state in enumerate(JobState)}
 _MOST_NAMED = 20
-_UNTIL = func.coalesce(Job.ended_at, Job.finished_at, now())
-
-
-def duration(dialect: str, job: type[Job] = Job) -> ColumnElement[float]:
-    """Return the running time of a job's last attempt, seconds; NULL before its start."""
-    return _seconds(dialect, job.started_at, func.coalesce(job.ended_at, job.finished_at, now()))
-
-
-def _seconds(dialect: str, start: SQLColumnExpression[Any], until: ColumnElement[Any]) -> ColumnElement[float]:
-    if dialect == "postgresql":
-        return cast(func.extract("epoch", until - start), Float)
-    return (func.julianday(until) - func.julianday(start)) * 86400.0
-
-
-def cost(dialect: str, job: type[Job] = Job) -> ColumnElement[float]:
-    """Return what a job costs, US dollars: its cloud resources over all attempts, without any its running time."""
-    until = func.coalesce(CloudResource.billed_until, CloudResource.gone_at, now())
-    billed = case(
-        (until > CloudResource.billed_at, _seconds(dialect, CloudResource.billed_at, until)),
-        else_=0.0,
-    )
-    price = func.coalesce(CloudResource.price_per_hour, job.price_per_hour)
-    of_resources = select(func.sum(billed * price / 3600.0)).where(CloudResource.job_id == job.id).correlate(job)
-    return func.coalesce(of_resources.scalar_subquery(), duration(dialect, job) * job.price_per_hour / 3600.0)
-
-
-def gpu_hours(dialect: str, job: type[Job] = Job) -> ColumnElement[float]:
-    """Return the hours of GPUs of a job's last attempt; NULL before its start."""
-    return duration(dialect, job) * job.gpu_count / 3600.0
-
-
-def hours_since(dialect: str, since: datetime) -> ColumnElement[float]:
-    """Return the part of a job's running time after `since`, hours."""
-    start = case((Job.started_at < since, literal(since, UtcDateTime())), else_=Job.started_at)
-    seconds: ColumnElement[float] = case((start < _UNTIL, _seconds(dialect, start, _UNTIL)), else_=0.0)
-    return seconds / 3600.0
 
 
 def parse_order(session: Session, text: str, *, folded: bool = False) -> Ordering | None:

@@ -14,10 +14,11 @@ from core.db.models.jobs import Job, Project
 from core.db.models.metrics import LastMetric
 from core.errors import SpecInvalid
 from core.formatting import parse_duration
+from core.jobs.costs.amounts import cost, duration
 from core.jobs.queries import array_condition, has_any_tag, id_condition, machine_condition
 from core.jobs.spec.params import is_number
 from core.jobs.states import JobState
-from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX, cost, duration
+from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX
 from core.search.query_text import Term, parse_terms, query_error
 
 STATES = {

@@ -29,8 +29,8 @@ _COMPARED = (
         "memoryMb",
         "sharedMemMb",
     ),
-    *("timeLimit", "stopGrace", "stopSignal", "warnBefore", "keepOnFail", "maxAttempts", "priority", "capacity"),
-    *("dataDisks", "metricPatterns", "tags"),
+    *("timeLimit", "maxCost", "maxGpuHours", "stopGrace", "stopSignal", "warnBefore", "keepOnFail", "maxAttempts"),
+    *("priority", "capacity", "dataDisks", "metricPatterns", "tags"),
     *("after", "inputs", "arrayReuse", "arrayValue"),
 )
 

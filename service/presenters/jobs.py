@@ -14,7 +14,8 @@ from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Attempt, Event, Job, PortAllocation, Project
 from core.errors import SpecInvalid
 from core.formatting import format_moment
-from core.jobs import cloud_resources, projects, queries
+from core.jobs import projects, queries
+from core.jobs.costs import amounts
 from core.jobs.keeping import kept_until
 from core.jobs.projects import ActiveCounts
 from core.jobs.queries import JobFilter, relations_of
@@ -169,7 +170,8 @@ def views_with_waits(
     texts = job_notes.notes_of(session, jobs)
     compared = comparisons.comparisons_of(session, [job.id for job in jobs])
     given = params.of_jobs(session, jobs)
-    costs = cloud_resources.costs_of_jobs(session, [job for job in jobs if capabilities_of(job.backend).billed])
+    several = [job.id for job in jobs if job.attempt > 1 or capabilities_of(job.backend).billed]
+    costs = amounts.of_jobs(session, several)
     settings, current = app_state.settings, datetime.now(UTC)
     return [
         _job_view(
@@ -204,7 +206,7 @@ class _JobContext(NamedTuple):
     attempt: Attempt | None = None
     notes: Sequence[str] = ()
     comparisons: Sequence[Comparison] = ()
-    billed: float | None = None  # US dollars that its cloud resources have cost, if it has such
+    amounts: tuple[float, float] | None = None  # US dollars and GPU hours, if its row does not tell them
     params: Mapping[str, Value] | None = None  # None: not read
 
 
@@ -212,6 +214,8 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
     spec, waits = job.spec, context.waits
     reason, message = job_reason(job, waits, current)
     seconds = _duration_seconds(job, current)
+    hours = (seconds or 0.0) / 3600
+    dollars, hours = context.amounts or (hours * job.price_per_hour, hours * job.gpu_count)
     ports = port_views(spec, context.ports, settings.dashboard_host if context.ports else None)
     return JobView.of(
         job,
@@ -227,8 +231,8 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
         sandboxed=(job.handle or {}).get("sandboxed"),
         parent_job_id=job.parent_id,
         duration_seconds=seconds,
-        cost=_cost(job, seconds or 0.0) if context.billed is None else round(context.billed, 6),
-        gpu_hours=round((seconds or 0.0) * job.gpu_count / 3600, 6),
+        cost=round(dollars, 6),
+        gpu_hours=round(hours, 6),
         queue_position=waits.position if waits else None,
         estimated_start_at=waits.starts_at if waits else None,
         kept_until=kept_until(job),
@@ -247,11 +251,6 @@ def _comparison_views(compared: Sequence[Comparison], settings: Settings) -> lis
     return [
         JobComparison(id=comparison.id, name=comparison.name, url=f"{start}/{comparison.id}") for comparison in compared
     ]
-
-
-def _cost(job: Job, seconds: float) -> float:
-    """Return the US dollars for this time on the job's machine type."""
-    return round(seconds * job.price_per_hour / 3600, 6)
 
 
 def option_fields(spec: JobSpec, given: Mapping[str, Value] | None = None) -> dict[str, Any]:

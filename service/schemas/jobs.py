@@ -223,7 +223,7 @@ class JobView(ViewOptions, View):
     finished_at: Time | None
     duration_seconds: float | None = Field(description="running time of this attempt's command")
     price_per_hour: float = Field(description="US dollars, at the time of submission")
-    cost: float = Field(description="US dollars: duration times price")
+    cost: float = Field(description="US dollars of all attempts: running time times price, or what its machines cost")
     gpu_hours: float = Field(description="duration times number of GPUs; 0 without GPUs")
     queue_position: int | None = Field(
         description="1 is next for its machine type; null if the job is not waiting and in responses to submissions"

@@ -1,5 +1,6 @@
 import logging
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,9 +10,9 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from core.db.database import now
 from core.db.models.jobs import Job
-from core.errors import GradientError
-from core.formatting import format_short_duration
-from core.jobs import lifecycle, queries
+from core.errors import GradientError, StoreUnavailable
+from core.jobs import cloud_resources, lifecycle, queries
+from core.jobs.costs import limits
 from core.jobs.exit_codes import reason_of_exit
 from core.system.inotify import FileWatcher
 from worker.attempt.control import AttemptControl
@@ -110,14 +111,15 @@ class JobMonitor:
         job, self.control = self._job, self._scratch.control
         self._grace = job.spec.stop_grace
         ran, totals = delay(self._handle.get("began", time.monotonic())), UsageTotals()
-        if not fresh:
+        self._deadline = limits.deadline(job)
+        if not fresh or self._backend.capabilities.billed:
             with context.database.read() as session:
-                ran = running_seconds(self._handle, queries.running_seconds(session, job))
-                totals = UsageTotals.of(queries.attempt(session, job.id, job.attempt))
+                self._deadline = limits.deadline(job, cloud_resources.of_attempt(session, job))
+                if not fresh:
+                    ran = running_seconds(self._handle, queries.running_seconds(session, job))
+                    totals = UsageTotals.of(queries.attempt(session, job.id, job.attempt))
         self._began = self._ran_at = self.ended_at = time.monotonic() - ran
         self._began_at, self._fresh = time.time() - ran, fresh
-        limit = job.spec.time_limit
-        self._deadline = self._began + limit if limit is not None else None
         # An earlier worker may have asked the job to end; its grace period starts again.
         marks = {name for name in _MARKS_OF_THE_END if read_control(self.control, name)}
         stopping = STOPPING_FILE in marks
@@ -234,9 +236,18 @@ class JobMonitor:
             return Exit(None, "lost_contact", contact_lost_detail(self._context))
         if self._quota.over is not None:
             return Exit(None, *self._quota.over)
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            return Exit(None, "time_limit", format_short_duration(self._job.spec.time_limit or 0))
+        if self._deadline is not None and self._elapsed() >= self._deadline.seconds and not self._extended():
+            return Exit(None, self._deadline.reason, self._deadline.detail)
         return None
+
+    def _extended(self) -> bool:
+        """Let the job run on with what other jobs of its ceiling or budget have left over, if there is any."""
+        capabilities = self._backend.capabilities
+        if self._deadline is None or self._job.run_limit is None or capabilities.own_queue or capabilities.billed:
+            return False
+        with suppress(StoreUnavailable):
+            self._deadline = self._context.extend(self._job) or self._deadline
+        return self._elapsed() < self._deadline.seconds
 
     def _sample(self) -> None:
         now = time.monotonic()

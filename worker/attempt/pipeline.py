@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.errors import GradientError, LeaseLost, StoreUnavailable
 from core.jobs import keeping, lifecycle, queries
+from core.jobs.costs import limits
 from core.jobs.reasons import reason_message
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.nodes import PREPARED_PHASE
@@ -320,7 +321,7 @@ class AttemptRun:
             return claims.gpus_of(session, self.job)
 
     def _launch_spec(self) -> LaunchSpec:
-        spec, scratch, gpus, capabilities = self.job.spec, self._scratch, self._gpus(), self._capabilities
+        spec, scratch, gpus, capabilities = limits.limited(self.job), self._scratch, self._gpus(), self._capabilities
         secrets, places = self._secrets(), nodes.find_places(self._context, self.job)
         ports, dockerfile = secrets.ports(), spec.rel_dockerfile_path or DOCKERFILE
         storage = self._context.storage.project_folder(self.job.project_id, mounted=self._backend.capabilities.mounts)

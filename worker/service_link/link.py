@@ -113,6 +113,11 @@ class ServiceLink:
         job_id: str | None = answer["job"]
         return job_id
 
+    def extend(self, job_id: str) -> bool:
+        """Let the service extend the share of a ceiling or a budget that a job has used up, if more is left."""
+        extended: bool = self.read_json("POST", f"jobs/{job_id}/extension")["extended"]
+        return extended
+
     def check_silence(self) -> None:
         """Raise `LaunchError`, which gives back a job that has not begun, if the service is silent for too long."""
         since, problem = self._silent_since, self.problem

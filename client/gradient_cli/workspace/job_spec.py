@@ -363,6 +363,16 @@ FIELDS = {
         "TIME",
         "stop the job after this running time: 90m, 2h, or seconds (default: no limit)",
     ),
+    "maxCost": (
+        _float,
+        "DOLLARS",
+        "stop the job at this cost, of all attempts; the jobs of an array, a sweep or a comparison share it",
+    ),
+    "maxGpuHours": (
+        _float,
+        "HOURS",
+        "stop the job at these GPU hours, which machines without a price use, too",
+    ),
     "stopGrace": (parse_duration, "TIME", "time between SIGTERM and SIGKILL when the job is stopped (default: 60s)"),
     "stopSignal": (
         _text,

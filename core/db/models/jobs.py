@@ -2,7 +2,7 @@ import re
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Enum, ForeignKey, Index, Integer, String, Text, literal_column, text
+from sqlalchemy import JSON, BigInteger, Enum, ForeignKey, Index, Integer, String, Text, and_, literal_column, text
 from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.sql import ColumnElement
 
@@ -27,6 +27,8 @@ _NOT_DELETED = text("deleted_at IS NULL")
 _SCHEDULED = text("schedule_id IS NOT NULL")
 _SCHEDULED_ACTIVE = text("schedule_id IS NOT NULL AND finished_at IS NULL")
 _TO_NOTIFY = text("to_notify IS NOT NULL")
+_BEGUN = text("finished_at IS NULL AND attempt > 0")
+_IN_COST_SET = text("cost_set IS NOT NULL")
 _RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
 BY_FAULT_OF_HOST: ColumnElement[bool] = literal_column(
     "reason IN ('disk_full', 'engine_restarted', 'engine_unavailable', 'gpu_fault', 'host_restarted', 'launch_failed', "
@@ -80,6 +82,7 @@ class Job(Base):
     id: Mapped[str] = mapped_column(String(16), unique=True)  # `j` and 13 of [a-z0-9]: never looks like a number
     project_id: Mapped[str] = mapped_column(ForeignKey("projects.id"))
     submitted_by: Mapped[str] = mapped_column(String(16))  # id of an API key
+    user_id: Mapped[str | None] = mapped_column(String(16))  # id of the user of that key; None: it has none
     parent_id: Mapped[str | None] = mapped_column(String(16))  # id of the job that this one is a clone of
     schedule_id: Mapped[str | None] = mapped_column(String(16))  # id of the schedule that created it; it may be deleted
     idempotency_key: Mapped[str | None] = mapped_column(String(255))
@@ -149,6 +152,11 @@ class Job(Base):
     logs_removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     """Time at which its logs were removed, by policy or because the job was deleted."""
     artifacts_removed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # the same for its artifacts
+    cost_set: Mapped[str | None] = mapped_column(String(16))
+    """Id of the array, sweep or comparison whose jobs share its ceiling; None: it has one of its own, or none."""
+    run_seconds: Mapped[float | None]
+    """Running time after which the current attempt is stopped; what it can cost until then is reserved. None: never."""
+    run_limit: Mapped[str | None] = mapped_column(Text)  # the ceiling or budget that allows no more; None: a time limit
 
     __table_args__ = (
         Index("ix_jobs_queue", text("priority DESC"), "seq", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
@@ -200,6 +208,8 @@ class Job(Base):
         Index("ix_jobs_submitted_by_seq", "submitted_by", "seq"),
         Index("ix_jobs_of_array", "array_id", "array_index", sqlite_where=_IN_ARRAY, postgresql_where=_IN_ARRAY),
         Index("ix_jobs_array_owned", "array_id", sqlite_where=_OWNED, postgresql_where=_OWNED),
+        Index("ix_jobs_cost_set", "cost_set", sqlite_where=_IN_COST_SET, postgresql_where=_IN_COST_SET),
+        Index("ix_jobs_begun", "project_id", sqlite_where=_BEGUN, postgresql_where=_BEGUN),
         Index("ix_jobs_finished_at", "finished_at", sqlite_where=_ENDED, postgresql_where=_ENDED),
         Index(
             "ix_jobs_kept_logs",
@@ -269,6 +279,8 @@ IS_FAILED: ColumnElement[bool] = literal_column("jobs.state || '' = 'failed'")
 """True for a job that failed, to list the last ones: served by an index in the order of their ends."""
 IS_ACTIVE = Job.finished_at.is_(None)
 """True for a job that has not ended; served by a partial index, whose size is that of the queue and not of the past."""
+IS_BEGUN = and_(IS_ACTIVE, Job.attempt > literal_column("0"))
+"""True for a job that has not ended and has an attempt; served by an index of such jobs."""
 
 
 class Attempt(Base):

@@ -31,6 +31,9 @@ from core.db import turns
 from core.db.database import Base, now
 from core.db.models.jobs import IS_QUEUED, Attempt, GpuAllocation, Job, Project, Worker
 from core.db.prepared import Prepared, is_one_of
+from core.jobs import lifecycle
+from core.jobs.costs import limits
+from core.jobs.costs.limits import Admission
 from core.jobs.guarded_updates import JOBS, add_event, job_of
 from core.jobs.scheduling import nodes, port_allocations
 from core.jobs.scheduling.capacity import unusable_gpus
@@ -91,6 +94,7 @@ _RUNNING_MEMBERS = (
 )
 """Members of a job's array that workers hold."""
 _TICK = timedelta(microseconds=1)
+_Choice = tuple[int, "WorkerOffer", int | None]  # a job by seq, for whom, and the first of its nodes' ports
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ class _FreeCapacity:
 
 def has_claimable_job(session: Session, offer: WorkerOffer) -> bool:
     """Check whether a claim would succeed, without the write lock that a claim takes."""
-    return bool(_choose(session, offer, _free_capacity(session, offer), lock=False))
+    return bool(_choose_affordable(session, offer, _free_capacity(session, offer), lock=False)[0])
 
 
 def claim(session: Session, offer: WorkerOffer) -> Job | None:
@@ -154,10 +158,11 @@ def claim(session: Session, offer: WorkerOffer) -> Job | None:
     for _ in range(_MAX_TRIES):
         jobs: list[Job] = []
         of_hosts = {offer.host: free}
-        for seq, to, port in _choose(session, offer, free, lock=True):
-            rows = _CLAIM.rows(
-                session, {"chosen": seq, "claimant": to.worker, "claimed_on": to.host, "first_port": port}
-            )
+        chosen, allowed = _choose_affordable(session, offer, free, lock=True)
+        granted = {"allowed_seconds": allowed.seconds, "allowed_by": allowed.limit}
+        for seq, to, port in chosen:
+            where = {"claimant": to.worker, "claimed_on": to.host, "first_port": port}
+            rows = _CLAIM.rows(session, {"chosen": seq, **where, **granted})
             if rows:  # none: it was cancelled between the two statements
                 jobs.append(job_of(rows[0]))
                 left = of_hosts.get(to.host) or _free_capacity(session, to)
@@ -171,7 +176,7 @@ def claim(session: Session, offer: WorkerOffer) -> Job | None:
 
 def take_turn(session: Session) -> None:
     """Wait for claims in progress; no other one is made until the transaction ends."""
-    turns.take_turn(session, "claims")
+    turns.take_turn(session, limits.CLAIMS)
 
 
 def find_free_gpus(session: Session, offer: WorkerOffer) -> tuple[str, ...]:
@@ -226,13 +231,30 @@ def _free_capacity(session: Session, offer: WorkerOffer) -> _FreeCapacity:
     )
 
 
-def _choose(
+def _choose_affordable(
     session: Session, offer: WorkerOffer, free: _FreeCapacity, *, lock: bool
-) -> Sequence[tuple[int, WorkerOffer, int | None]]:
-    """Return what to claim, and for whom: one job, or all nodes of an array, by seq, with the first of their ports."""
+) -> tuple[Sequence[_Choice], Admission]:
+    """Return what to claim, and what ceilings and budgets allow it; what they allow nothing now is passed over."""
+    unpaid = ""
+    while chosen := _choose(session, offer, free, unpaid, lock=lock):
+        jobs = [job_of(row) for seq, _, _ in chosen for row in _JOB.rows(session, {"chosen": seq})]
+        allowed = limits.admit(session, jobs)
+        if allowed.lacking is None or (allowed.is_spent and not lock):
+            return chosen, allowed
+        unpaid += f"{allowed.lacking.subject} "
+        if allowed.is_spent:
+            lifecycle.cancel_unpaid(session, allowed.lacking)
+    return (), Admission()
+
+
+def _choose(session: Session, offer: WorkerOffer, free: _FreeCapacity, unpaid: str, *, lock: bool) -> Sequence[_Choice]:
+    """Return what to claim, and for whom: one job, or all nodes of an array, by seq, with the first of their ports.
+
+    `unpaid`: ids of projects, users, keys and sets of jobs that are passed over.
+    """
     passed_over = ""
     for tries in range(_MAX_ARRAYS + 1):
-        row = _next_job(session, offer, free, passed_over if tries < _MAX_ARRAYS else None)
+        row = _next_job(session, offer, free, unpaid, passed_over if tries < _MAX_ARRAYS else None)
         if row is None:
             break
         seq, array_id, *needs = row
@@ -254,7 +276,7 @@ def _choose(
 
 
 def _next_job(
-    session: Session, offer: WorkerOffer, free: _FreeCapacity, passed_over: str | None
+    session: Session, offer: WorkerOffer, free: _FreeCapacity, unpaid: str, passed_over: str | None
 ) -> Sequence[Any] | None:
     """Return the next job's seq, its array if it is the first of nodes, and what it needs; None: nothing fits.
 
@@ -270,12 +292,14 @@ def _next_job(
         "free_ports": offer.ports.count_free(free.allocated_ports),
         "on_host": offer.host,
     }
-    rows = _next_job_query(offer.backends, offer.machine_types).rows(session, params)
+    if unpaid:
+        params["unpaid"] = unpaid
+    rows = _next_job_query(offer.backends, offer.machine_types, some_unpaid=bool(unpaid)).rows(session, params)
     return rows[0] if rows else None
 
 
 @lru_cache(_KEPT_QUERIES)
-def _next_job_query(backends: tuple[str, ...], machine_types: tuple[str, ...] | None) -> Prepared:
+def _next_job_query(backends: tuple[str, ...], machine_types: tuple[str, ...] | None, *, some_unpaid: bool) -> Prepared:
     fits = [
         IS_QUEUED,
         is_one_of(Job.backend, backends),
@@ -295,6 +319,10 @@ def _next_job_query(backends: tuple[str, ...], machine_types: tuple[str, ...] | 
     ]
     if machine_types is not None:
         fits.append(is_one_of(Job.machine_type, machine_types))
+    if some_unpaid:
+        of_set = func.coalesce(Job.cost_set, Job.id)
+        subjects = Job.project_id, Job.submitted_by, func.coalesce(Job.user_id, "?"), of_set
+        fits += [~bindparam("unpaid", type_=String).contains(subject) for subject in subjects]
     heads = _next_per_project(fits)
     # Another worker of the host may have claimed nodes for this one.
     full = or_(Worker.drained_at.is_not(None), Worker.slots <= bindparam("held"))
@@ -358,6 +386,8 @@ def _claim_statement() -> Prepared:
             claimed_at=now(),
             phase="provisioning",
             nodes_port=bindparam("first_port"),
+            run_seconds=bindparam("allowed_seconds"),
+            run_limit=bindparam("allowed_by"),
             **dict.fromkeys(_RESET_COLUMNS),
         )
         .returning(*JOBS.c)
@@ -365,3 +395,4 @@ def _claim_statement() -> Prepared:
 
 
 _CLAIM = _claim_statement()
+_JOB = Prepared(select(*JOBS.c).where(JOBS.c.seq == bindparam("chosen")))

@@ -31,6 +31,7 @@ MAX_GRACE_SECONDS = 3600
 MAX_KEEP_SECONDS = 24 * 3600  # a machine that is kept for longer is rather forgotten
 MAX_ATTEMPTS = 100
 MAX_PRIORITY = 100
+LEAST_CEILING, MAX_CEILING = 0.0001, 1e9
 MAX_TIME_LIMIT = 10 * 365 * 24 * 3600
 MAX_CPUS = 4096
 MAX_MEMORY_MB = 64 * 1024**2
@@ -84,6 +85,12 @@ class JobSpec:
         "the values of secret-looking names",
     ] = field(default_factory=dict)
     time_limit: Annotated[int | None, "limit of the running time, in seconds"] = None
+    max_cost: Annotated[
+        float | None,
+        "ceiling of the cost in US dollars, of all attempts, and of all jobs of an array, a sweep or a comparison "
+        "together; at it they are stopped",
+    ] = None
+    max_gpu_hours: Annotated[float | None, "ceiling of the GPU hours, as maxCost"] = None
     stop_grace: Annotated[int, "seconds between SIGTERM and SIGKILL; default 60"] = 60
     stop_signal: Annotated[
         str | None,
@@ -216,6 +223,8 @@ class JobSpec:
 
     def _check_end(self) -> None:
         _check_range(self.time_limit, 1, MAX_TIME_LIMIT, "timeLimit", "seconds")
+        _check_range(self.max_cost, LEAST_CEILING, MAX_CEILING, "maxCost", "US dollars")
+        _check_range(self.max_gpu_hours, LEAST_CEILING, MAX_CEILING, "maxGpuHours", "GPU hours")
         _check_range(self.stop_grace, 0, MAX_GRACE_SECONDS, "stopGrace", "seconds")
         _check_range(self.keep_on_fail, 1, MAX_KEEP_SECONDS, "keepOnFail", "seconds")
         if self.stop_signal is not None:
@@ -263,6 +272,10 @@ class JobSpec:
 
     def warning(self) -> EndWarning | None:
         return parse_warning(self.warn_before) if self.warn_before is not None else None
+
+    @property
+    def has_ceiling(self) -> bool:
+        return self.max_cost is not None or self.max_gpu_hours is not None
 
     def parsed_ports(self) -> tuple[PortMapping, ...]:
         return tuple(PortMapping.parse(port) for port in self.ports)

@@ -8,8 +8,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
+from core.jobs.costs.amounts import cost, duration, gpu_hours
 from core.jobs.states import JobState
-from core.search.computed_columns import cost, duration, gpu_hours
 
 
 class MembersInState(NamedTuple):

@@ -14,7 +14,10 @@ from core.jobs.spec.job_spec import CODE_OPTIONS, REDACTED, SECRET_PREFIX, JobSp
 from core.jobs.spec.params import Value
 from service.schemas.jobs import SubmitJob
 
-SHOWN_FIRST = ("name", "project", "tags", "container", "envVars", "outputs", "timeLimit", "maxAttempts", "ports")
+SHOWN_FIRST = (
+    *("name", "project", "tags", "container", "envVars", "outputs"),
+    *("timeLimit", "maxCost", "maxAttempts", "ports"),
+)
 """Options with a field of the usual kind that are always shown, in this order; the others can be unfolded."""
 
 _DRAWN_APART = frozenset({"machineType", "command", "workspace", "workspaceSha256", "projectId"}) | CODE_OPTIONS

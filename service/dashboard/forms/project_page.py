@@ -13,9 +13,9 @@ from core.db.database import now
 from core.db.models.jobs import Job
 from core.errors import ProjectNotFound
 from core.jobs import projects, queries
+from core.jobs.costs import amounts
 from core.jobs.queries import JobFilter
 from core.jobs.tracking import metrics
-from core.search import computed_columns
 from core.security import credentials
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.dashboard.rendering import render_page
@@ -79,8 +79,8 @@ def show(
 
 
 def _spent(session: Session, project_id: str) -> dict[bool, float]:
-    """Return the US dollars for the last attempts of the jobs submitted in the last days, by whether simulated."""
-    cost = func.coalesce(func.sum(computed_columns.cost(session.get_bind().dialect.name)), 0.0)
+    """Return the US dollars for the jobs submitted in the last days, by whether simulated."""
+    cost = func.coalesce(func.sum(amounts.cost(session.get_bind().dialect.name)), 0.0)
     lately = Job.created_at >= now(-SPENDING_DAYS * 86400)
     query = select(Job.simulated, cost).where(Job.project_id == project_id, lately).group_by(Job.simulated)
     return {False: 0.0, True: 0.0} | dict(session.execute(query).all())
@@ -88,7 +88,7 @@ def _spent(session: Session, project_id: str) -> dict[bool, float]:
 
 def _gpu_hours(session: Session, project_id: str) -> dict[str, float]:
     """Return the GPU hours of the same jobs on machine types without a price, by type."""
-    hours = func.sum(computed_columns.gpu_hours(session.get_bind().dialect.name))
+    hours = func.sum(amounts.gpu_hours(session.get_bind().dialect.name))
     free = Job.project_id == project_id, Job.created_at >= now(-SPENDING_DAYS * 86400), Job.price_per_hour == 0
     by_type = select(Job.machine_type, hours).where(*free).group_by(Job.machine_type).order_by(Job.machine_type)
     return {machine_type: amount for machine_type, amount in session.execute(by_type) if amount}

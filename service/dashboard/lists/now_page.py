@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.jobs import queries
+from core.jobs.costs import amounts, limits
 from core.jobs.queries import JobFilter
 from core.jobs.reasons import CANNOT_START
 from core.jobs.scheduling.wait_status import median_durations
@@ -86,7 +87,7 @@ def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -
         causes={job.id: failure_line(app_state.logs, job) for job in failed_views},
         gpus=len(gpus),
         busy_gpus=sum(bool(gpu.job_id or gpu.taken_by) for gpu in gpus),
-        spent=app_state.cost_today.get(session),
+        spent=amounts.spent_by_all(session, current.replace(hour=0, minute=0, second=0, microsecond=0)),
         any_jobs=queries.last_seq(session) > 0,
         public_url=app_state.settings.public_url,
     )
@@ -99,10 +100,10 @@ def _running(session: Session, app_state: AppState, jobs: Sequence[Job], current
     rows = []
     for job, view in zip(jobs, job_views(session, app_state, jobs), strict=True):
         elapsed = (current - job.started_at).total_seconds() if job.started_at else 0.0
-        limit = job.spec.time_limit
+        limit = limits.deadline(job)
         median = medians.get(job.machine_type)
         left = median - elapsed if median is not None and elapsed < median else None
-        at_most = None if limit is None else max(0.0, limit - elapsed)
+        at_most = None if limit is None else max(0.0, limit.seconds - elapsed)
         by_limit = at_most is not None and (left is None or at_most < left)
         spark = _spark(session, app_state, job, last.get(job.id, {}))
         rows.append(RunningJob(view, spark, at_most if by_limit else left, by_limit))

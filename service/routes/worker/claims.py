@@ -12,6 +12,8 @@ from sqlalchemy import select
 from core.catalogue.backends import OFFERS
 from core.db.models.jobs import Worker
 from core.errors import SpecInvalid
+from core.jobs import queries
+from core.jobs.costs import limits
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
@@ -84,6 +86,15 @@ def claim(app_state: AppStateDep, token: TokenDep, _worker: WorkerDep, body: Bod
             raise SpecInvalid(f"Worker {worker!r} is not registered on host {offer.host!r}.")
         job = claims.claim(session, offer.of(worker))
         return {"job": None if job is None else job.id}
+
+
+@router.post("/jobs/{job_id}/extension")
+def extend(app_state: AppStateDep, worker: WorkerDep, job_id: str) -> dict[str, bool]:
+    """Extend the share of a ceiling or a budget that a job of the worker has used up, if more is left."""
+    with app_state.database.write() as session:
+        job = queries.get_row(session, job_id)
+        extended = None if job is None or job.worker != worker else limits.extend(session, job)
+        return {"extended": extended is not None}
 
 
 def _require(names: Collection[str], existing: Collection[str], what: str) -> None:

@@ -14,10 +14,10 @@ from core.db.models.jobs import Job
 from core.db.models.sweeps import Sweep, SweepTrial
 from core.errors import SpecInvalid
 from core.jobs import lifecycle
+from core.jobs.costs.amounts import cost, duration, gpu_hours
 from core.jobs.spec.params import Value
 from core.jobs.templates import templates
 from core.jobs.templates.sweeps.plan import Plan
-from core.search.computed_columns import cost, duration, gpu_hours
 from core.security.actor import record_change
 
 _HOUR = timedelta(hours=1)
