@@ -60,13 +60,9 @@ def add_job(database, submit):
                 session.execute(insert(Attempt).values(**of_job, **moments))
             for number, (billed, gone, price) in enumerate(machines):
                 of_job = {"job_id": job.id, "attempt": 1, "host": "h", "kind": "tpu_node", "state": "READY"}
-                billing = {
-                    "billed_at": after_midnight(billed),
-                    "gone_at": after_midnight(gone),
-                    "intended_at": MIDNIGHT,
-                }
+                billing = {"billed_at": after_midnight(billed), "gone_at": after_midnight(gone)}
                 named = {"name": f"{job.id}-{number}", "price_per_hour": price}
-                session.execute(insert(CloudResource).values(**of_job, **times, **named, intended_at=MIDNIGHT))
+                session.execute(insert(CloudResource).values(**of_job, **billing, **named, intended_at=MIDNIGHT))
         return job
 
     return add
