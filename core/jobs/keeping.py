@@ -13,6 +13,7 @@ from core.db.models.jobs import Job, Worker
 from core.errors import JobNotKept
 from core.formatting import format_moment
 from core.jobs import lifecycle, queries
+from core.jobs.costs import limits
 from core.jobs.guarded_updates import NOW, add_event, transition, update_attempt, update_job
 from core.jobs.reasons import REASONS
 from core.jobs.states import JobState
@@ -32,12 +33,12 @@ def may_keep(session: Session, job: Job) -> bool:
 
 
 def _keep_until(job: Job) -> datetime | None:
-    """Return until when a job may be kept: at most until its time limit; None: it may not."""
-    seconds, limit = job.spec.keep_on_fail, job.spec.time_limit
+    """Return until when a job may be kept: at most until its time limit or ceiling; None: it may not."""
+    seconds, limit = job.spec.keep_on_fail, limits.deadline(job)
     if seconds is None or job.started_at is None or job.ended_at is None:
         return None
     until = job.ended_at + timedelta(seconds=seconds)
-    return until if limit is None else min(until, job.started_at + timedelta(seconds=limit))
+    return until if limit is None else min(until, job.started_at + timedelta(seconds=limit.seconds))
 
 
 def keep(session: Session, job: Job, *, artifacts_state: str) -> Job:

@@ -19,7 +19,6 @@ from core.db.models.credentials import GitLogin, WorkerToken
 from core.db.models.jobs import Event, Job
 from core.db.prepared import Prepared
 from core.errors import JobNotFound
-from core.jobs.costs.limits import Fund
 from core.jobs.guarded_updates import (
     AT_ONCE,
     JOBS,
@@ -263,7 +262,7 @@ def settle(session: Session, ended: Job) -> None:
     """
     for node in nodes.others(session, ended, {JobState.QUEUED}):
         cause = nodes.failures(session, [ended.array_id or ""]).get(ended.array_id)
-        _release_dependents(session, _cancel_queued(session, node, "node_failed", cause))
+        cancel_queued(session, node, "node_failed", cause)
     _release_dependents(session, ended)
 
 
@@ -345,9 +344,7 @@ def _stop_nodes(session: Session, job: Job, *, at_once: bool = False, sweep_caus
 def _request_stop(session: Session, job: Job, *, at_once: bool, sweep_cause: str | None) -> Job:
     if job.state is JobState.QUEUED:
         reason = "stopped_by_sweep" if sweep_cause else "stopped_by_user"
-        cancelled = _cancel_queued(session, job, reason, sweep_cause, actor=acting_key(), stop_requested_at=NOW)
-        _release_dependents(session, cancelled)
-        return cancelled
+        return cancel_queued(session, job, reason, sweep_cause, actor=acting_key(), stop_requested_at=NOW)
     stops_collecting = job.state is JobState.FINISHING and not stop_follows_end(session, job)
     repeated = job.stop_requested_at is not None and not stops_collecting
     if job.state not in OWNED or (repeated and not at_once):
@@ -375,28 +372,21 @@ def stop_follows_end(session: Session, job: Job) -> bool:
     return session.scalar(stops.limit(1)) is not None
 
 
-def _cancel_queued(
-    session: Session,
-    job: Job,
-    reason: str,
-    detail: str | None = None,
-    *,
-    actor: str | None = None,
-    **values: Any,  # noqa: ANN401 - column values
-) -> Job:
+def cancel_queued(session: Session, job: Job, *why: str | None, **values: Any) -> Job:  # noqa: ANN401 - column values
+    """Cancel a waiting job; `why`: the reason and its detail."""
+    cancelled = _cancel_queued(session, job, *why, **values)
+    _release_dependents(session, cancelled)
+    return cancelled
+
+
+def _cancel_queued(session: Session, job: Job, *why: str | None, actor: str | None = None, **values: Any) -> Job:  # noqa: ANN401 - column values
+    reason, detail = why
     over = {"finished_at": NOW, "phase": None, "phase_detail": None, "reason": reason, "reason_detail": detail}
     waiting = frozenset({JobState.QUEUED})
     cancelled = transition(session, job, JobState.CANCELLED, waiting, lease=NEXT_LEASE, **over, **values)
     states = {"from_state": JobState.QUEUED, "to_state": JobState.CANCELLED}
     add_event(session, cancelled, "finished", **states, reason=reason, detail=detail, actor=actor)
     return cancelled
-
-
-def cancel_unpaid(session: Session, ceiling: Fund) -> None:
-    """Cancel the waiting jobs whose ceiling is spent."""
-    waiting = select(Job).where(ceiling.jobs, Job.state == JobState.QUEUED).with_for_update()
-    for job in session.scalars(waiting).all():
-        _release_dependents(session, _cancel_queued(session, job, "cost_limit", ceiling.text))
 
 
 def _release_dependents(session: Session, ended: Job) -> None:

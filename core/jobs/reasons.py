@@ -146,12 +146,7 @@ _ALL = (
         "The job reached its time limit of {detail} and was stopped. Set a longer limit with --timeLimit; the "
         "outputs so far are kept.",
     ),
-    Reason(
-        "cost_limit",
-        S.FAILED,
-        FaultOwner.BUDGET,
-        "Stopped because {detail}, is spent. The outputs so far are kept.",
-    ),
+    Reason("cost_limit", S.FAILED, FaultOwner.BUDGET, "Stopped: {detail}, is spent. The outputs so far are kept."),
     Reason(
         "disk_quota",
         S.FAILED,

@@ -68,6 +68,7 @@ def _insert_one_job(dialect: str, names: tuple[str, ...]) -> Prepared:
 
 def _initial_values(new_job: NewJob) -> dict[str, Any]:
     spec = new_job.spec
+    shared = new_job.array and new_job.array.array_id
     here = not capabilities_of(new_job.backend).own_queue  # else it uses nothing of the worker's host
     return {
         "id": new_id("j"),
@@ -94,7 +95,7 @@ def _initial_values(new_job: NewJob) -> dict[str, Any]:
         "image": new_job.image,
         "dynamic_ports": count_dynamic_ports(spec),
         **(new_job.array._asdict() if new_job.array else _NOT_IN_ARRAY),
-        "cost_set": new_job.comparison_id or (new_job.array.array_id if new_job.array and spec.has_ceiling else None),
+        "cost_set": new_job.comparison_id or (shared if spec.max_cost or spec.max_gpu_hours else None),
         "state": JobState.QUEUED,
         "reason": "waiting_for_machine",
         "phase": "queued",

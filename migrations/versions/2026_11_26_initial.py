@@ -6,7 +6,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from core.db.database import Base
 
 # The digest of the tables, which tests/migrations prints: so a database of another commit's tables is refused.
-revision = "b1b48d85562f"
+revision = "f626d80208b4"
 down_revision = None
 
 

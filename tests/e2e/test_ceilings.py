@@ -1,8 +1,5 @@
 """Ceilings: a job ends by what it costs, over all attempts, and with the others of its array."""
 
-import pytest
-from support.deployment import wait_until
-
 SAVES = "trap 'echo saved > $GRADIENT_ARTIFACTS_DIR/checkpoint; exit 0' TERM; echo begun; sleep 600 & wait"
 V100 = 2.3 / 3600  # US dollars a second
 

@@ -2,7 +2,20 @@ import re
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Enum, ForeignKey, Index, Integer, String, Text, and_, literal_column, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Enum,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Text,
+    TextClause,
+    and_,
+    literal_column,
+    text,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 from sqlalchemy.sql import ColumnElement
 
@@ -27,7 +40,7 @@ _NOT_DELETED = text("deleted_at IS NULL")
 _SCHEDULED = text("schedule_id IS NOT NULL")
 _SCHEDULED_ACTIVE = text("schedule_id IS NOT NULL AND finished_at IS NULL")
 _TO_NOTIFY = text("to_notify IS NOT NULL")
-_BEGUN = text("finished_at IS NULL AND attempt > 0")
+_ATTEMPTED = text("finished_at IS NULL AND attempt > 0")
 _IN_COST_SET = text("cost_set IS NOT NULL")
 _RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
 BY_FAULT_OF_HOST: ColumnElement[bool] = literal_column(
@@ -42,6 +55,10 @@ BigId = BigInteger().with_variant(Integer, "sqlite")  # SQLite autoincrements on
 
 
 StateColumn = Enum(JobState, native_enum=False, length=16, values_callable=lambda states: [s.value for s in states])
+
+
+def _partial_index(name: str, where: TextClause, *columns: str | TextClause) -> Index:
+    return Index(name, *columns, sqlite_where=where, postgresql_where=where)
 
 
 class Project(Base):
@@ -159,74 +176,31 @@ class Job(Base):
     run_limit: Mapped[str | None] = mapped_column(Text)  # the ceiling or budget that allows no more; None: a time limit
 
     __table_args__ = (
-        Index("ix_jobs_queue", text("priority DESC"), "seq", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
-        Index(
-            "ix_jobs_project_queue",
-            "project_id",
-            text("priority DESC"),
-            "seq",
-            sqlite_where=_QUEUED,
-            postgresql_where=_QUEUED,
-        ),
-        Index(
-            "ix_jobs_pool",
-            "machine_type",
-            "backend",
-            "project_id",
-            text("priority DESC"),
-            "seq",
-            sqlite_where=_QUEUED,
-            postgresql_where=_QUEUED,
-        ),
+        _partial_index("ix_jobs_queue", _QUEUED, text("priority DESC"), "seq"),
+        _partial_index("ix_jobs_project_queue", _QUEUED, "project_id", text("priority DESC"), "seq"),
+        _partial_index("ix_jobs_pool", _QUEUED, "machine_type", "backend", "project_id", text("priority DESC"), "seq"),
         # These three have all columns of a count, so that it reads no rows.
-        Index(
-            "ix_jobs_waiting_pool",
-            "machine_type",
-            "backend",
-            "run_after",
-            "created_at",
-            sqlite_where=_COUNTED,
-            postgresql_where=_COUNTED,
-        ),
-        Index("ix_jobs_failed", "finished_at", sqlite_where=_FAILED, postgresql_where=_FAILED),
-        Index("ix_jobs_project_id_kept", "project_id", sqlite_where=_NOT_DELETED, postgresql_where=_NOT_DELETED),
-        Index("ix_jobs_key_queue", "submitted_by", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
-        Index("ix_jobs_history", "machine_type", "ended_at", "started_at", sqlite_where=_RAN, postgresql_where=_RAN),
-        Index("ix_jobs_active", "project_id", "state", sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
-        Index("ix_jobs_schedule_id_seq", "schedule_id", "seq", sqlite_where=_SCHEDULED, postgresql_where=_SCHEDULED),
-        Index(
-            "ix_jobs_schedule_active",
-            "schedule_id",
-            sqlite_where=_SCHEDULED_ACTIVE,
-            postgresql_where=_SCHEDULED_ACTIVE,
-        ),
-        Index("ix_jobs_owned", "host", sqlite_where=_OWNED, postgresql_where=_OWNED),
+        _partial_index("ix_jobs_waiting_pool", _COUNTED, "machine_type", "backend", "run_after", "created_at"),
+        _partial_index("ix_jobs_failed", _FAILED, "finished_at"),
+        _partial_index("ix_jobs_project_id_kept", _NOT_DELETED, "project_id"),
+        _partial_index("ix_jobs_key_queue", _QUEUED, "submitted_by"),
+        _partial_index("ix_jobs_history", _RAN, "machine_type", "ended_at", "started_at"),
+        _partial_index("ix_jobs_active", _ACTIVE, "project_id", "state"),
+        _partial_index("ix_jobs_schedule_id_seq", _SCHEDULED, "schedule_id", "seq"),
+        _partial_index("ix_jobs_schedule_active", _SCHEDULED_ACTIVE, "schedule_id"),
+        _partial_index("ix_jobs_owned", _OWNED, "host"),
         Index("ix_jobs_project_id_seq", "project_id", "seq"),
         Index("ix_jobs_machine_type_seq", "machine_type", "seq"),
         Index("ix_jobs_name_seq", "name", "seq"),
         Index("ix_jobs_state_seq", "state", "seq"),
         Index("ix_jobs_submitted_by_seq", "submitted_by", "seq"),
-        Index("ix_jobs_of_array", "array_id", "array_index", sqlite_where=_IN_ARRAY, postgresql_where=_IN_ARRAY),
-        Index("ix_jobs_array_owned", "array_id", sqlite_where=_OWNED, postgresql_where=_OWNED),
-        Index("ix_jobs_cost_set", "cost_set", sqlite_where=_IN_COST_SET, postgresql_where=_IN_COST_SET),
-        Index("ix_jobs_begun", "project_id", sqlite_where=_BEGUN, postgresql_where=_BEGUN),
-        Index("ix_jobs_finished_at", "finished_at", sqlite_where=_ENDED, postgresql_where=_ENDED),
-        Index(
-            "ix_jobs_kept_logs",
-            "project_id",
-            "finished_at",
-            "seq",
-            sqlite_where=_KEPT_LOGS,
-            postgresql_where=_KEPT_LOGS,
-        ),
-        Index(
-            "ix_jobs_kept_artifacts",
-            "project_id",
-            "finished_at",
-            "seq",
-            sqlite_where=_KEPT_ARTIFACTS,
-            postgresql_where=_KEPT_ARTIFACTS,
-        ),
+        _partial_index("ix_jobs_of_array", _IN_ARRAY, "array_id", "array_index"),
+        _partial_index("ix_jobs_array_owned", _OWNED, "array_id"),
+        _partial_index("ix_jobs_cost_set", _IN_COST_SET, "cost_set"),
+        _partial_index("ix_jobs_attempted", _ATTEMPTED, "project_id"),
+        _partial_index("ix_jobs_finished_at", _ENDED, "finished_at"),
+        _partial_index("ix_jobs_kept_logs", _KEPT_LOGS, "project_id", "finished_at", "seq"),
+        _partial_index("ix_jobs_kept_artifacts", _KEPT_ARTIFACTS, "project_id", "finished_at", "seq"),
         Index("uq_jobs_idempotency", "submitted_by", "idempotency_key", unique=True),
     )
 
@@ -279,7 +253,7 @@ IS_FAILED: ColumnElement[bool] = literal_column("jobs.state || '' = 'failed'")
 """True for a job that failed, to list the last ones: served by an index in the order of their ends."""
 IS_ACTIVE = Job.finished_at.is_(None)
 """True for a job that has not ended; served by a partial index, whose size is that of the queue and not of the past."""
-IS_BEGUN = and_(IS_ACTIVE, Job.attempt > literal_column("0"))
+IS_ATTEMPTED = and_(IS_ACTIVE, Job.attempt > literal_column("0"))
 """True for a job that has not ended and has an attempt; served by an index of such jobs."""
 
 

@@ -1,4 +1,4 @@
-"""What jobs have cost, in US dollars and GPU hours, over all of their attempts: expressions of SQL and sums."""
+"""Costs of jobs in US dollars and GPU hours, over all of their attempts: expressions of SQL, and sums."""
 
 import threading
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from core.db.database import UtcDateTime, now
-from core.db.models.jobs import IS_BEGUN, Attempt, Job
+from core.db.models.jobs import IS_ATTEMPTED, Attempt, Job
 from core.jobs import cloud_resources
 from core.jobs.cloud_resources import CloudResource
 from core.jobs.states import JobState
@@ -100,7 +100,12 @@ def reserved(session: Session, unit: Unit, jobs: ColumnElement[bool]) -> float:
         spent = func.coalesce(select(func.sum(billed)).where(*of_attempt).correlate(Job).scalar_subquery(), spent)
     most = Job.run_seconds * rate / 3600.0
     query = select(func.sum(case((most > spent, most - spent), else_=0.0)))
-    return session.scalar(query.where(IS_BEGUN, jobs, Job.state.in_([JobState.STARTING, JobState.RUNNING]))) or 0.0
+    return (
+        session.scalar(
+            query.where(IS_ATTEMPTED, jobs, Job.state.in_([JobState.STARTING, JobState.RUNNING, JobState.KEPT]))
+        )
+        or 0.0
+    )
 
 
 class _Sums:
@@ -124,7 +129,7 @@ class _Sums:
             self._sums[key] = until, total
             if len(self._sums) > _KEPT_SUMS:
                 del self._sums[next(iter(self._sums))]
-        return total + sums(Job.finished_at >= until) + sums(IS_BEGUN)
+        return total + sums(Job.finished_at >= until) + sums(IS_ATTEMPTED)
 
 
 _sums: WeakKeyDictionary[Engine, _Sums] = WeakKeyDictionary()
@@ -144,6 +149,8 @@ def spent(session: Session, unit: Unit, jobs: ColumnElement[bool], since: dateti
 def spent_by_all(session: Session, since: datetime) -> tuple[float, dict[str, float]]:
     """Return the US dollars of all jobs since a time, and their GPU hours on machine types without a price, by type."""
     free = and_(Job.price_per_hour == 0, Job.gpu_count > 0)
-    types = session.scalars(select(Job.machine_type).where(free, or_(Job.finished_at >= since, IS_BEGUN)).distinct())
+    types = session.scalars(
+        select(Job.machine_type).where(free, or_(Job.finished_at >= since, IS_ATTEMPTED)).distinct()
+    )
     hours = {name: spent(session, "gpu_hours", and_(free, Job.machine_type == name), since, name) for name in types}
     return spent(session, "usd", true(), since, "all"), {name: amount for name, amount in hours.items() if amount}

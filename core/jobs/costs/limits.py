@@ -69,7 +69,7 @@ def limited(job: Job) -> JobSpec:
 
 
 class Fund(NamedTuple):
-    """Money or GPU hours that jobs share: a ceiling of a job or a set of jobs, or a budget."""
+    """Dollars or GPU hours that jobs share: a ceiling of a job or a set of jobs, or a budget."""
 
     subject: str  # id of the job, the set, the project, the user or the key
     text: str  # for people
@@ -144,7 +144,7 @@ def format_amount(amount: float, unit: str) -> str:
 
 
 class Admission(NamedTuple):
-    """What ceilings and budgets allow an attempt."""
+    """An attempt's time, as ceilings and budgets allow it."""
 
     seconds: float | None = None  # of running time; None: all
     limit: str | None = None  # what allows no more; None: the time limit

@@ -243,7 +243,9 @@ def _choose_affordable(
             return chosen, allowed
         unpaid += f"{allowed.lacking.subject} "
         if allowed.is_spent:
-            lifecycle.cancel_unpaid(session, allowed.lacking)
+            waiting = select(Job).where(allowed.lacking.jobs, IS_QUEUED).with_for_update()
+            for job in session.scalars(waiting).all():
+                lifecycle.cancel_queued(session, job, "cost_limit", allowed.lacking.text)
     return (), Admission()
 
 

@@ -87,10 +87,9 @@ class JobSpec:
     time_limit: Annotated[int | None, "limit of the running time, in seconds"] = None
     max_cost: Annotated[
         float | None,
-        "ceiling of the cost in US dollars, of all attempts, and of all jobs of an array, a sweep or a comparison "
-        "together; at it they are stopped",
+        "US dollars of all attempts, and of all jobs of an array, a sweep or a comparison, at which they are stopped",
     ] = None
-    max_gpu_hours: Annotated[float | None, "ceiling of the GPU hours, as maxCost"] = None
+    max_gpu_hours: Annotated[float | None, "the same in GPU hours"] = None
     stop_grace: Annotated[int, "seconds between SIGTERM and SIGKILL; default 60"] = 60
     stop_signal: Annotated[
         str | None,
@@ -272,10 +271,6 @@ class JobSpec:
 
     def warning(self) -> EndWarning | None:
         return parse_warning(self.warn_before) if self.warn_before is not None else None
-
-    @property
-    def has_ceiling(self) -> bool:
-        return self.max_cost is not None or self.max_gpu_hours is not None
 
     def parsed_ports(self) -> tuple[PortMapping, ...]:
         return tuple(PortMapping.parse(port) for port in self.ports)

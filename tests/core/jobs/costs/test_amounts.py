@@ -1,4 +1,4 @@
-"""What jobs have cost, held beside sums in plain Python: all attempts, a period's part of each, machines in a cloud."""
+"""Costs of jobs, held beside sums in plain Python: all attempts, a period's part of each, machines in a cloud."""
 
 import random
 from datetime import UTC, datetime, timedelta
