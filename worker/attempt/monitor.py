@@ -209,7 +209,9 @@ class JobMonitor:
         if self._ending is None:
             ending = self._requested_end()
             if ending is None:
-                self._warning.send_if_due(self._deadline, "its time limit")
+                due = self._deadline
+                what = "its ceiling" if due is not None and due.reason == "cost_limit" else "its time limit"
+                self._warning.send_if_due(None if due is None else self._began + due.seconds, what)
             if ending is None or self._backend.ended(self._handle) is not None:  # before anyone asked it to
                 return
             self._ending = ending
