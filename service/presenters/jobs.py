@@ -19,7 +19,7 @@ from core.jobs.costs import amounts
 from core.jobs.keeping import kept_until
 from core.jobs.projects import ActiveCounts
 from core.jobs.queries import JobFilter, relations_of
-from core.jobs.reasons import REASONS, reason_message
+from core.jobs.reasons import CANNOT_START, REASONS, reason_message
 from core.jobs.scheduling.capacity import LiveWorkers
 from core.jobs.scheduling.port_allocations import ports_of_jobs
 from core.jobs.scheduling.wait_status import WaitStatus, wait_statuses
@@ -60,6 +60,8 @@ _PUBLIC_STATES = {
     JobState.SUCCEEDED: "Stopped",
     JobState.CANCELLED: "Cancelled",
 }
+_UNITS = (("days", 86_400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
+_AT_ONCE_SECONDS = 2.0
 _PUBLIC_FAILED_STATES = {True: "Failed", False: "Error"}
 """Public name of the state `failed`, by whether there is an exit code: the command failed, or it could not be run."""
 
@@ -406,3 +408,17 @@ def project_view(project: Project, jobs: int, live: ActiveCounts, settings: Sett
         keep_artifacts_days=artifacts.days,
         keep_artifacts_by="project" if artifacts.own else "service",
     )
+
+
+def would_start(waits: WaitStatus) -> str | None:
+    """Describe when a job that is submitted now would start; None: it cannot be known."""
+    if waits.reason in CANNOT_START:
+        return f"cannot start: {reason_message(waits.reason, waits.detail)}"
+    if waits.starts_at is None:
+        told = waits.reason not in {"behind_jobs", "waiting_for_machine"}
+        return f"would wait: {reason_message(waits.reason, waits.detail)}" if told else None
+    seconds = (waits.starts_at - datetime.now(UTC)).total_seconds()
+    if seconds < _AT_ONCE_SECONDS:
+        return "would start at once"
+    unit, size = next((unit for unit in _UNITS if seconds >= 2 * unit[1]), _UNITS[-1])
+    return f"would start in about {seconds / size:,.0f} {unit}"

@@ -311,8 +311,12 @@ class DryRun(View):
     wait_reason: str = Field(description="stable code: why the job would have to wait")
     wait_message: str = Field(description="the reason as a sentence")
     estimated_start_at: Time | None = Field(
-        description="estimate from the last jobs of its machine type; null: fewer than three have ended, or no worker "
-        "offers it"
+        description="estimate from the last jobs of its machine type; null: it cannot be known to within a quarter, or "
+        "a minute"
+    )
+    would_start: str | None = Field(
+        description="`would start at once`, `would start in about 4 minutes`, `cannot start: …` or `would wait: …`; "
+        "null: it cannot be known"
     )
     package_sources: list[str] = Field(description="indexes from which packages are installed on the server's machine")
     default_packages: list[str] = Field(

@@ -42,7 +42,7 @@ from core.storage.workspaces.limits import WorkspaceLimits
 from core.system.failpoints import failpoint
 from service.app_state import AppState
 from service.auth.ownership import changeable_owners
-from service.presenters.jobs import machine_type_view, resolved_view, submitted_view
+from service.presenters.jobs import machine_type_view, resolved_view, submitted_view, would_start
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import DryRun, JobView, SubmitJob
 from service.submission.image import with_pinned_image
@@ -185,6 +185,7 @@ def dry_run(
     if request.workspace_sha256 is not None and not app_state.workspaces.has(request.workspace_sha256):
         raise _workspace_not_stored()
     machine, backend = valid.machine, app_state.backend_for(valid.machine)
+    follows = bool(valid.spec.after or valid.spec.inputs)
     with app_state.database.read() as session:
         dependencies.check(session, valid.spec, lock=False)
         project_id, name = _find_project(session, request)
@@ -199,7 +200,8 @@ def dry_run(
         queue_position=waits.position,
         wait_reason=waits.reason,
         wait_message=reason_message(waits.reason, waits.detail),
-        estimated_start_at=waits.starts_at,
+        estimated_start_at=None if follows else waits.starts_at,
+        would_start=None if follows else would_start(waits),
         package_sources=package_sources(),
         default_packages=default_packages(app_state.settings),
         requirements_installed=is_installed(app_state.settings, project_id, requirements) if requirements else None,

@@ -249,10 +249,12 @@ def test_dry_run_shows_the_job_and_makes_nothing(cli, server):
         "machineType": {"name": "A100"},
         "pricePerHour": 3.06,
         "notes": ["no free A100 right now"],
+        "wouldStart": "would start in about 4 minutes",
     }
     server.on("POST", "/jobs", plan)
     shown = cli("jobs", "create", *BASICS, "--dry-run")
     assert shown.returncode == 0
+    assert "start        would start in about 4 minutes" in shown.stdout
     assert "A100 · $3.06/hour" in shown.stdout
     assert "TOKEN=[hidden]" in shown.stdout
     assert "1 file, 15 B" in shown.stdout

@@ -1,7 +1,7 @@
 """Estimates when waiting jobs start, from the durations of earlier jobs. Pure functions without I/O.
 
-Not taken into account: jobs of other machine types that compete for the same workers, jobs that are submitted later,
-and how much a job differs from earlier ones.
+Not taken into account: jobs that are submitted later. An estimate that is likely to be off by more than a quarter, and
+by more than a minute, is not made.
 """
 
 import math
@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 
 MIN_HISTORY = 3  # ended jobs needed for an estimate
 _ALIKE_SECONDS = 2.0  # durations that differ by less are alike, however short they are
+UNKNOWN = (0.0, 1e9)  # the shortest and the longest duration of jobs of which nothing is known
+_MAX_OFF, _MAX_OFF_SECONDS = 0.25, 60.0
 _NEGLIGIBLE_SECONDS = 0.001  # jobs shorter than this, in seconds, do not delay others
 
 
@@ -26,12 +28,29 @@ def median_duration(durations: Sequence[float]) -> float | None:
     return median if apart <= max(median / 2, _ALIKE_SECONDS) else None
 
 
-def remaining_seconds(duration: float, elapsed: float) -> float:
-    """Estimate the remaining seconds of a job that lasts `duration` in all, after `elapsed`.
+def typical_durations(durations: Sequence[float]) -> tuple[float, float]:
+    """Return durations between which eight of ten jobs lie; UNKNOWN if there are fewer than MIN_HISTORY."""
+    if len(durations) < MIN_HISTORY:
+        return UNKNOWN
+    tenths = statistics.quantiles(durations, n=10, method="inclusive")
+    return tenths[0], tenths[-1]
 
-    Nothing is known of a job that lasts longer than that: infinity.
+
+def between(earliest: float, latest: float) -> float | None:
+    """Return the middle of two estimates; None if it may be off by more than a quarter and by more than a minute."""
+    middle = (earliest + latest) / 2
+    return middle if latest - middle <= max(middle * _MAX_OFF, _MAX_OFF_SECONDS) else None
+
+
+def remaining_seconds(durations: Sequence[float], elapsed: float) -> tuple[float, float]:
+    """Return in how many seconds a job ends after `elapsed`, at least and at most, by those that lasted longer.
+
+    If there are fewer than MIN_HISTORY, nothing is known.
     """
-    return duration - max(0.0, elapsed) if elapsed <= duration else math.inf
+    longer = [duration for duration in durations if duration >= elapsed]
+    if len(longer) < MIN_HISTORY:
+        return 0.0, math.inf
+    return min(longer) - max(0.0, elapsed), max(longer) - max(0.0, elapsed)
 
 
 def slot_free_times(idle: int, busy: Iterable[float], capacity: int) -> list[float]:

@@ -22,13 +22,13 @@ A job that a worker holds does not wait; `worker_unresponsive` is added by `serv
 import sys
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Row, Select, and_, func, or_, select, union_all
+from sqlalchemy import Row, Select, and_, case, func, or_, select, union_all
 from sqlalchemy.orm import Session
 
 from core.db.database import now
@@ -46,16 +46,25 @@ from core.jobs.scheduling.capacity import (
     live_workers,
     unusable_gpus,
 )
+from core.jobs.scheduling.nodes import can_claim
 from core.jobs.scheduling.port_allocations import allocated_ports_by_host
 from core.jobs.scheduling.queue_position import ProjectUsage, QueuePosition, prospective_positions, queue_positions
 from core.jobs.states import OWNED, WAITING_PHASE, JobState
 
 HISTORY = 100  # most recent ended jobs of a machine type that an estimate is based on
 _HELD_JOBS = select(
-    Job.machine_type, Job.project_id, Job.worker, Job.host, Job.phase, Job.started_at, Job.cpus, Job.memory_mb
+    *(Job.machine_type, Job.project_id, Job.worker, Job.host, Job.phase, Job.cpus, Job.memory_mb),
+    func.coalesce(Job.claimed_at, Job.started_at).label("held_since"),
 ).where(Job.state.in_(OWNED))
-_HeldRow = Row[str, str, str | None, str | None, str | None, datetime | None, float | None, int | None]
+_HeldRow = Row[str, str, str | None, str | None, str | None, float | None, int | None, datetime | None]
 _NEED = (Job.machine_type, Job.backend, Job.gpus, Job.cpus, Job.memory_mb)
+_LATER = or_(Job.run_after > now(), Job.array_limit.is_not(None), Job.nodes.is_not(None), dependencies.IS_WAITING)
+_WAITING = (
+    select(*_NEED, Job.project_id, func.sum(case((_LATER, 1), else_=0)).label("later"))
+    .where(IS_QUEUED)
+    .group_by(*_NEED, Job.project_id)
+)
+_WaitingRow = Row[str, str, int, float | None, int | None, str, int]
 _MOST_STUCK = 1000  # jobs too large for every worker that are looked at; positions behind more are higher
 _HELD_GPUS = select(GpuAllocation.host, GpuAllocation.gpu)
 
@@ -66,7 +75,7 @@ class WaitStatus:
     detail: str | None
     position: int  # queue position among the jobs of its machine type; 1 is next
     # Estimated start, from the durations of the last jobs of its machine type, the running jobs and its position. None
-    # if there is too little history, or no worker to run it.
+    # if it cannot be known to within a quarter or a minute.
     starts_at: datetime | None
 
 
@@ -106,28 +115,33 @@ def _load_snapshot(session: Session, queued: Sequence[Job], positions: dict[str,
     arrays = {job.array_id for job in queued if job.array_limit is not None}
     owned = select(Job.array_id, func.count()).where(Job.array_id.in_(arrays), Job.state.in_(OWNED))
     members: dict[str | None, int] = dict(session.execute(owned.group_by(Job.array_id)).all()) if arrays else {}
-    durations = median_durations(session, sorted(types))
+    durations = _durations(session, types)
     workers = live_workers(session)
-    if any(position.number > 1 for position in positions.values()):
-        positions = _positions_among_startable(session, queued, positions, workers)
-    return _QueueSnapshot(at, positions, workers, held, durations, gpus, ports, after, members)
+    waiting = session.execute(_WAITING).all()
+    positions = _positions_among_startable(session, waiting, queued, positions, workers)
+    return _QueueSnapshot(at, positions, workers, held, durations, gpus, ports, after, members, waiting)
 
 
 def _positions_among_startable(
-    session: Session, queued: Sequence[Job], positions: dict[str, QueuePosition], workers: LiveWorkers
+    session: Session,
+    waiting: Sequence[_WaitingRow],
+    queued: Sequence[Job],
+    positions: dict[str, QueuePosition],
+    workers: LiveWorkers,
 ) -> dict[str, QueuePosition]:
     """Return the positions without the jobs ahead that are too large for every worker: nobody waits for them."""
-    waiting = select(*_NEED, func.count()).where(IS_QUEUED, Job.machine_type.in_({job.machine_type for job in queued}))
+    types = {job.machine_type for job in queued}
     too_large = [
         row
-        for row in session.execute(waiting.group_by(*_NEED))
-        if (offering := workers.for_machine_type(row.machine_type, row.backend))
+        for row in waiting
+        if row.machine_type in types
+        and (offering := workers.for_machine_type(row.machine_type, row.backend))
         and not any(fits(worker, row) for worker in offering)  # type: ignore[arg-type] # has a job's needs
     ]
     if not too_large:
         return positions
     of_need = (
-        and_(*(column.is_not_distinct_from(value) for column, value in zip(_NEED, row[:-1], strict=True)))
+        and_(*(column.is_not_distinct_from(value) for column, value in zip(_NEED, row, strict=False)))
         for row in too_large
     )
     stuck = session.scalars(select(Job).where(IS_QUEUED, or_(*of_need)).order_by(Job.seq).limit(_MOST_STUCK)).all()
@@ -147,22 +161,27 @@ def _positions_among_startable(
 
 def median_durations(session: Session, types: Sequence[str]) -> dict[str, float]:
     """Return the median duration of jobs by machine type, in seconds; types with too little history are left out."""
-    durations: dict[str, list[float]] = defaultdict(list)
-    for row in session.execute(
-        union_all(*(select(_recent_durations(machine_type).subquery()) for machine_type in types))
-    ):
-        durations[row.machine_type].append(max(0.0, (row.ended_at - row.started_at).total_seconds()))
-    medians = {machine_type: start_estimate.median_duration(some) for machine_type, some in durations.items()}
+    medians = {name: start_estimate.median_duration(some) for name, some in _durations(session, types).items()}
     return {machine_type: lasts for machine_type, lasts in medians.items() if lasts is not None}
 
 
-def _recent_durations(machine_type: str) -> Select[str, datetime | None, datetime | None]:
+def _durations(session: Session, types: Collection[str]) -> dict[str, list[float]]:
+    """Return how long the last jobs of each machine type held their slots, in seconds."""
+    durations: dict[str, list[float]] = defaultdict(list)
+    recent = (select(_recent_durations(machine_type).subquery()) for machine_type in sorted(types))
+    for row in session.execute(union_all(*recent)):
+        held_until = row.finished_at or row.ended_at
+        durations[row.machine_type].append(max(0.0, (held_until - (row.claimed_at or row.started_at)).total_seconds()))
+    return durations
+
+
+def _recent_durations(machine_type: str) -> Select[*tuple[Any, ...]]:
     ran = (Job.machine_type == machine_type, Job.started_at.is_not(None), Job.ended_at.is_not(None))
-    columns = select(Job.machine_type, Job.started_at, Job.ended_at)
+    columns = select(Job.machine_type, Job.claimed_at, Job.started_at, Job.ended_at, Job.finished_at)
     return columns.where(*ran).order_by(Job.ended_at.desc()).limit(HISTORY)
 
 
-def _need(job: Job) -> tuple[str, str, int, float | None, int | None]:
+def _need(job: Job | _WaitingRow) -> tuple[str, str, int, float | None, int | None]:
     """Return what decides which workers are large enough for a job, and for how many such jobs they have room."""
     return job.machine_type, job.backend, job.gpus, job.cpus, job.memory_mb
 
@@ -175,11 +194,14 @@ class _QueueSnapshot:
     positions: dict[str, QueuePosition]
     live_workers: LiveWorkers
     held_jobs: Sequence[_HeldRow]
-    median_durations: dict[str, float]
+    durations: Mapping[str, Sequence[float]]  # of the last jobs, by machine type, in seconds
     gpus: Mapping[str, set[str]]
     ports: Mapping[str, Mapping[int, str]]
     after: Mapping[str, str]  # what has to happen before a job may start, by its id
     running_members: Mapping[str | None, int]  # of arrays, by id
+    waiting: Sequence[
+        Row[*tuple[Any, ...]]
+    ]  # what waiting jobs need, with the number of those that may start only later
 
     def wait_status(self, job: Job) -> WaitStatus:
         # A job without a place was claimed meanwhile, so it was next.
@@ -190,16 +212,16 @@ class _QueueSnapshot:
         reason, detail = self._blocking_reason(job, offering, large, working) or self._position_reason(
             job, position, working
         )
-        unknown = job.nodes is not None or reason in {"after_job", "array_limit"}
-        starts_at = None if unknown else self._starts_at(job, position, working)
+        unknown = job.nodes is not None or reason in {"after_job", "array_limit", "waiting_for_port"}
+        starts_at = None if unknown else self._starts_at(job, position, list(filter(can_claim, working)))
         return WaitStatus(reason, detail, position.number, starts_at)
 
-    def _workers_for(self, job: Job) -> tuple[list[Worker], list[Worker], list[Worker]]:
+    def _workers_for(self, job: Job | _WaitingRow) -> tuple[list[Worker], list[Worker], list[Worker]]:
         """Return the workers of a job's machine type, those large enough for it, and of these those not drained."""
         need = _need(job)
         if need not in self._workers_by_need:
             offering = self.live_workers.for_machine_type(job.machine_type, job.backend)
-            large = [worker for worker in offering if fits(worker, job)]
+            large = [worker for worker in offering if fits(worker, job)]  # type: ignore[arg-type] # has a job's needs
             working = [worker for worker in large if worker.drained_at is None]
             self._workers_by_need[need] = offering, large, working
         return self._workers_by_need[need]
@@ -309,33 +331,53 @@ class _QueueSnapshot:
         return blocked
 
     def _starts_at(self, job: Job, position: QueuePosition, working: Sequence[Worker]) -> datetime | None:
-        duration = self.median_durations.get(job.machine_type)
-        if duration is None or not working:
+        if not working:
             return None
-        inside = self._pool_start_times(job, working, duration).get(position.number)
-        allowed = self._quota_start_seconds(position, job.project_id, duration)
-        if inside is None or allowed is None:
+        bounds = [self._start_seconds(job, position, working, longest) for longest in (0, 1)]
+        if bounds[0] is None or bounds[1] is None or (bounds[1] and self._is_disturbed(job, working)):
             return None
-        starts_at = (self.at + timedelta(seconds=max(inside, allowed))).replace(microsecond=0)
-        return max(starts_at, job.run_after) if job.run_after else starts_at
+        seconds = start_estimate.between(bounds[0], bounds[1])
+        return None if seconds is None else (self.at + timedelta(seconds=seconds)).replace(microsecond=0)
 
-    def _pool_start_times(self, job: Job, working: Sequence[Worker], duration: float) -> dict[int, float]:
-        """Return the seconds until each requested place of the pool is served, for jobs with the needs of this one."""
-        need = _need(job)
-        if need not in self._start_times_by_need:
-            free_in = [free for worker in working for free in self._slot_free_times(worker, job, duration)]
-            self._start_times_by_need[need] = start_estimate.start_times(
-                free_in, duration, {position.number for position in self.positions.values()} | {1}
-            )
-        return self._start_times_by_need[need]
+    def _start_seconds(
+        self, job: Job, position: QueuePosition, working: Sequence[Worker], longest: int
+    ) -> float | None:
+        """Return the seconds until a job starts if jobs last as short or as long as they typically do; None: never."""
+        free_in, duration = self._free_times(job, working, longest), self._duration(job.machine_type, longest)
+        inside = start_estimate.start_times(free_in, duration, [position.number]).get(position.number)
+        allowed = self._quota_start_seconds(position, job, longest)
+        pause = (job.run_after - self.at).total_seconds() if job.run_after else 0.0
+        return None if inside is None or allowed is None else max(inside, allowed, pause)
+
+    def _is_disturbed(self, job: Job, working: Sequence[Worker]) -> bool:
+        """Return whether the order of starts is unknown.
+
+        So it is if jobs wait for the same workers that need other amounts, or that may start only later; and with those
+        of several projects, whose turns depend on when jobs end.
+        """
+        waits_itself = job.array_limit is not None or (job.run_after is not None and job.run_after > self.at)
+        own = job.state == JobState.QUEUED and waits_itself
+        others = (row for row in self.waiting if tuple(row[:-1]) != (*_need(job), job.project_id) or row.later > own)
+        return any(worker in working for row in others for worker in self._workers_for(row)[2])
+
+    def _duration(self, machine_type: str, longest: int) -> float:
+        return start_estimate.typical_durations(self.durations.get(machine_type, ()))[longest]
+
+    def _free_times(self, job: Job, working: Sequence[Worker], longest: int) -> list[float]:
+        """Return the seconds until each slot for jobs with the needs of this one is free."""
+        need = *_need(job), longest
+        if need not in self._free_times_by_need:
+            free_in = [free for worker in working for free in self._slot_free_times(worker, job, longest)]
+            self._free_times_by_need[need] = free_in
+        return self._free_times_by_need[need]
 
     @cached_property
-    def _start_times_by_need(self) -> dict[tuple[Any, ...], dict[int, float]]:
+    def _free_times_by_need(self) -> dict[tuple[Any, ...], list[float]]:
         return {}
 
-    def _slot_free_times(self, worker: Worker, job: Job, duration: float) -> list[float]:
+    def _slot_free_times(self, worker: Worker, job: Job, longest: int) -> list[float]:
         """Return the seconds until each of the worker's slots for jobs like this one is free."""
-        busy = [self._remaining_seconds(row, duration) for row in self._held_on(worker) if row.worker == worker.name]
+        busy = [self._remaining_seconds(row, longest) for row in self._held_on(worker) if row.worker == worker.name]
         idle = min(self._idle_slots(worker), self._idle_capacity(worker, job))
         return start_estimate.slot_free_times(max(0, idle), busy, job_capacity(worker, job))
 
@@ -365,16 +407,17 @@ class _QueueSnapshot:
             idle.append((worker.memory_mb - sum(row.memory_mb or 0 for row in on_host)) // job.memory_mb)
         return min(idle)
 
-    def _quota_start_seconds(self, position: QueuePosition, project_id: str, duration: float) -> float | None:
+    def _quota_start_seconds(self, position: QueuePosition, job: Job, longest: int) -> float | None:
         """Return the seconds until the project's quota allows this job; None: never."""
         usage = position.usage
         if usage.max_running is None:
             return 0.0
-        busy = [self._remaining_seconds(row, duration) for row in self.held_jobs if row.project_id == project_id]
+        busy = [self._remaining_seconds(row, longest) for row in self.held_jobs if row.project_id == job.project_id]
         free_in = start_estimate.slot_free_times(max(0, usage.max_running - len(busy)), busy, usage.max_running)
-        return start_estimate.start_times(free_in, duration, [position.rank + 1]).get(position.rank + 1)
+        rank, duration = position.rank + 1, self._duration(job.machine_type, longest)
+        return start_estimate.start_times(free_in, duration, [rank]).get(rank)
 
-    def _remaining_seconds(self, row: _HeldRow, duration: float) -> float:
-        """Estimate the seconds until a running job ends; without a median of its machine type, it lasts `duration`."""
-        elapsed = (self.at - row.started_at).total_seconds() if row.started_at else 0.0
-        return start_estimate.remaining_seconds(self.median_durations.get(row.machine_type, duration), elapsed)
+    def _remaining_seconds(self, row: _HeldRow, longest: int) -> float:
+        """Estimate the seconds until a running job ends, at least or at most."""
+        elapsed = (self.at - row.held_since).total_seconds() if row.held_since else 0.0
+        return start_estimate.remaining_seconds(self.durations.get(row.machine_type, ()), elapsed)[longest]

@@ -247,6 +247,7 @@ def _show_plan(
             "machineType": " · ".join(part for part in (_format_value(kind.get("name")), format_price(plan)) if part),
             **shown,
             **(requirements.as_fields(plan) if requirements else {}),
+            "start": plan.get("wouldStart") or "",
             "upload": _describe_upload(upload),
         }
     )

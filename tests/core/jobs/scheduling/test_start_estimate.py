@@ -11,16 +11,17 @@ servers = st.lists(seconds, min_size=1, max_size=8)
 
 def test_an_example_by_hand():
     # Jobs last 100 s. Two slots: one is free now, the other's job has run for 70 s.
-    free_in = start_estimate.slot_free_times(1, [start_estimate.remaining_seconds(100, 70)], 2)
+    free_in = start_estimate.slot_free_times(1, [start_estimate.remaining_seconds([100] * 3, 70)[0]], 2)
     assert free_in == [0, 30]
     # The free slot is taken at 0, the other at 30, the first again at 100, the second at 130, and so on.
     assert start_estimate.start_times(free_in, 100, range(1, 6)) == {1: 0, 2: 30, 3: 100, 4: 130, 5: 200}
 
 
 def test_of_a_job_that_outlived_the_others_nothing_is_known():
-    assert start_estimate.remaining_seconds(100, 40) == 60
-    assert start_estimate.remaining_seconds(100, 101) == float("inf"), "not soon, for as long as it runs"
-    assert start_estimate.remaining_seconds(100, -3) == 100, "a clock that went back"
+    durations = [10, 80, 100, 120]
+    assert start_estimate.remaining_seconds(durations, 40) == (40, 80), "it has outlived the first"
+    assert start_estimate.remaining_seconds(durations, 101) == (0, float("inf")), "too few are left"
+    assert start_estimate.remaining_seconds(durations, -3) == (10, 120), "a clock that went back"
     assert start_estimate.start_times([float("inf")] * 2, 100, [1]) == {}
     assert start_estimate.start_times([float("inf"), 30], 100, [1, 2]) == {1: 30, 2: 130}
 

@@ -252,12 +252,16 @@ def test_a_start_is_estimated_from_the_last_jobs(database, submit, add_worker, w
     busy, first, second, third = (submit() for _ in range(4))
     add_worker(slots=2)
     runs(busy, elapsed=70)
-    ended(90, 100)
-    assert why(first).starts_at is None, "two that ended say too little"
-    ended(4000)
+    ended(98, 102)
+    assert seconds_until(database, why(first)) == pytest.approx(0, abs=3), "a slot is free"
+    assert why(second).starts_at is None, "two that ended say too little"
+    ended(100)
     found = [seconds_until(database, why(job)) for job in (first, second, third)]
-    # The median is 100 s: one slot is free, the other one in 30 s, the first again in 100 s.
+    # They last 100 s: one slot is free, the other one in 30 s, the first again in 100 s.
     assert found == pytest.approx([0, 30, 100], abs=3)
+    ended(1000, 1000)
+    assert seconds_until(database, why(first)) == pytest.approx(0, abs=3)
+    assert why(second).starts_at is None, "jobs differ too much"
 
 
 def test_jobs_that_wait_for_a_device_of_a_cloud_leave_their_slots_to_others(
