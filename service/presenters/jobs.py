@@ -415,8 +415,9 @@ def would_start(waits: WaitStatus) -> str | None:
     if waits.reason in CANNOT_START:
         return f"cannot start: {reason_message(waits.reason, waits.detail)}"
     if waits.starts_at is None:
-        told = waits.reason not in {"behind_jobs", "waiting_for_machine"}
-        return f"would wait: {reason_message(waits.reason, waits.detail)}" if told else None
+        if waits.reason in {"behind_jobs", "waiting_for_machine"}:
+            return None
+        return f"would wait: {reason_message(waits.reason, waits.detail)}"
     seconds = (waits.starts_at - datetime.now(UTC)).total_seconds()
     if seconds < _AT_ONCE_SECONDS:
         return "would start at once"

@@ -335,6 +335,7 @@ class AttemptRun:
             container=self.job.image or (spec.container if capabilities.containers else None),
             env=job_environment.default_environment(capabilities, storage)
             | nodes.node_environment(self.job, places.addresses)
+            | job_environment.tracker_environment(self._context.database, self.job)
             | secrets.environment()
             | job_environment.service_environment(self.job, scratch, capabilities, gpus, storage, ports)
             | ({"GRADIENT_NODE_ADDRESSES": ",".join(places.addresses)} if places.addresses else {}),

@@ -355,9 +355,9 @@ class _QueueSnapshot:
         So it is if jobs wait for the same workers that need other amounts, or that may start only later; and with those
         of several projects, whose turns depend on when jobs end.
         """
-        waits_itself = job.array_limit is not None or (job.run_after is not None and job.run_after > self.at)
-        own = job.state == JobState.QUEUED and waits_itself
-        others = (row for row in self.waiting if tuple(row[:-1]) != (*_need(job), job.project_id) or row.later > own)
+        is_later = job.array_limit is not None or (job.run_after is not None and job.run_after > self.at)
+        itself = job.state == JobState.QUEUED and is_later
+        others = (row for row in self.waiting if tuple(row[:-1]) != (*_need(job), job.project_id) or row.later > itself)
         return any(worker in working for row in others for worker in self._workers_for(row)[2])
 
     def _duration(self, machine_type: str, longest: int) -> float:

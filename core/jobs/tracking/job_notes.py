@@ -7,7 +7,9 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Event, Job
 from core.jobs.guarded_updates import add_event
+from core.jobs.spec.job_spec import JobSpec
 
+WANDB, MLFLOW = "WANDB_", "MLFLOW_"
 EVENT = "note"  # kind of the event that is a note
 _BEFORE_ATTEMPTS = 0
 _NOTES = (
@@ -22,15 +24,24 @@ def add(session: Session, job: Job, text: str) -> None:
     add_event(session, job, EVENT, detail=text)
 
 
+def uses_tracker(spec: JobSpec, prefixes: tuple[str, ...] = (WANDB, MLFLOW)) -> bool:
+    """Return whether the job's variables are of a tracker; links to its runs become notes."""
+    return any(name.startswith(prefixes) for name in spec.env_vars)
+
+
 def notes_of(session: Session, jobs: Collection[Job]) -> dict[str, list[str]]:
     """Return the notes on these jobs and their latest attempts, by job id.
 
-    No query unless a job has ended, is a clone, has nodes or names a container: others have none yet.
+    No query unless a job has ended, is a clone, has nodes, names a container or a tracker: others have none yet.
     """
     may_have = (
         job
         for job in jobs
-        if job.ended or job.parent_id is not None or job.nodes is not None or job.spec.container is not None
+        if job.ended
+        or job.parent_id is not None
+        or job.nodes is not None
+        or job.spec.container is not None
+        or uses_tracker(job.spec)
     )
     attempts = {job.id: job.attempt for job in may_have}
     if not attempts:

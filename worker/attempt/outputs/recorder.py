@@ -7,13 +7,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
-from core.jobs.tracking import metrics
+from core.jobs.tracking import job_notes, metrics, trackers
 from core.jobs.tracking.metric_limits import MetricLimits
+from core.jobs.tracking.trackers import LinkFinder
 from core.monitoring.logging import bind
 from worker.attempt.outputs.event_files import EventFiles
 from worker.attempt.outputs.log_metrics import LogMetrics
@@ -72,6 +74,8 @@ class OutputRecorder:
         # Numbers for charts come from one host of a slice.
         prefix = b"[0] " if self._scratch.own_handle(self._job.handle).get("vm", {}).get("hosts") else b""
         self._log_metrics = LogMetrics(patterns, self._rows, stored, prefix=prefix) if patterns else None
+        self._links = LinkFinder() if job_notes.uses_tracker(self._job.spec) else None
+        self._recorded = 0
         self._event_files = EventFiles(self._scratch, self._rows, stored)
         self._queue = MetricsQueue(self._job, self._rows.left_out)
         return self
@@ -94,6 +98,7 @@ class OutputRecorder:
         try:
             shipped = self._log_shipper().ship()
             self._enqueue_log_metrics()
+            self._add_links()
         except (OSError, StoreUnavailable):
             if not self._log_failed:
                 logger.warning("output_not_stored", exc_info=True, extra=self._job.log_context())
@@ -135,6 +140,7 @@ class OutputRecorder:
         has_log = self._has_output() or (may_have_log and self._log_bytes() > 0)
         if has_log:
             self._log_shipper().finish()
+            self._add_links()
         if self._log_metrics is not None:
             self._log_metrics.finish()
             self._enqueue_log_metrics()
@@ -158,6 +164,12 @@ class OutputRecorder:
         if self._log_metrics is not None:
             self._enqueue(self._log_metrics.take())
 
+    def _add_links(self) -> None:
+        if self._links is not None and len(self._links.links) > self._recorded:
+            links = list(self._links.links)
+            self._context.write(partial(trackers.add_links, job=self._job, links=links))
+            self._recorded = len(links)
+
     def _enqueue(self, rows: Sequence[dict[str, Any]]) -> None:
         self._queue.add(rows)
         if not self._queue.is_empty:
@@ -173,8 +185,15 @@ class OutputRecorder:
         """Open the job's log on first use: on a full disk that fails, and the job must be watched nevertheless."""
         if self._log is None:
             self._log = self._stack.enter_context(open_log_shipper(self._context, self._job, self._scratch))
-            if self._log_metrics is not None:
-                self._log.repeat(self._log_metrics.position, self._log_metrics.feed)
+            followers = [follower.feed for follower in (self._log_metrics, self._links) if follower is not None]
+            if followers:
+                position = 0 if self._log_metrics is None else self._log_metrics.position
+
+                def feed_all(offset: int, data: bytes) -> None:
+                    for feed in followers:
+                        feed(offset, data)
+
+                self._log.repeat(position, feed_all)
         return self._log
 
 
