@@ -287,6 +287,19 @@ def describe_tpu(job: Mapping[str, Any]) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def describe_slurm(job: Mapping[str, Any]) -> str:
+    """Describe the allocation in Slurm: `job 4711 in gpu, 2 nodes`."""
+    slurm = job.get("slurm")
+    nodes = f", {job['nodes']} nodes" if job.get("nodes") else ""
+    return f"job {slurm['jobId']} in {slurm['partition']}{nodes}" if slurm else ""
+
+
+def list_nodes(job: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the hosts of a job that runs on several: of its TPU slice, or of its allocation in Slurm."""
+    nodes: Sequence[Mapping[str, Any]] = (job.get("tpu") or job.get("slurm") or {}).get("nodes", ())
+    return nodes
+
+
 def describe_usage(job: Mapping[str, Any]) -> str:
     """Describe the peak usage: `memory 1.2 GB; CPU 180%, 95% on average; GPU 100%, 71% on average, …`."""
     usage = job.get("usage") or {}

@@ -368,6 +368,7 @@ _ALL = (
     ),
     Reason("slurm_refused", S.FAILED, FaultOwner.USER, "Slurm refused the job: {detail}"),
     Reason("slurm_cancelled", S.CANCELLED, FaultOwner.USER, "The job was cancelled in Slurm itself: {detail}"),
+    Reason("slurm_rank_failed", S.FAILED, FaultOwner.USER, "All nodes of the job were ended: {detail}", retry=True),
     Reason("slurm_node_failed", S.FAILED, FaultOwner.MACHINE, "Slurm lost the job's node: {detail}", retry=True),
     Reason("launch_failed", S.FAILED, FaultOwner.MACHINE, "The job could not be started: {detail}", retry=True),
     Reason(

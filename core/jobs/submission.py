@@ -69,6 +69,7 @@ def _insert_one_job(dialect: str, names: tuple[str, ...]) -> Prepared:
 def _initial_values(new_job: NewJob) -> dict[str, Any]:
     spec = new_job.spec
     shared = new_job.array and new_job.array.array_id
+    nodes = spec.nodes or 1
     here = not capabilities_of(new_job.backend).own_queue  # else it uses nothing of the worker's host
     return {
         "id": new_id("j"),
@@ -85,11 +86,11 @@ def _initial_values(new_job: NewJob) -> dict[str, Any]:
         "machine_type": new_job.machine.name,
         "backend": new_job.backend,
         "simulated": new_job.backend != new_job.machine.backend,
-        "price_per_hour": new_job.machine.price_per_hour,
+        "price_per_hour": nodes * new_job.machine.price_per_hour,
         "priority": spec.priority,
         "max_attempts": spec.max_attempts,
         "gpus": new_job.machine.gpus if here else 0,
-        "gpu_count": new_job.machine.gpus,
+        "gpu_count": nodes * new_job.machine.gpus,
         "cpus": spec.cpus if here else None,
         "memory_mb": spec.memory_mb if here else None,
         "image": new_job.image,

@@ -42,11 +42,12 @@ from service.schemas.jobs import (
     EventView,
     GpuView,
     JobComparison,
+    JobSlurm,
     JobTpu,
     JobView,
+    MachineNode,
     PortView,
     ResolvedJob,
-    TpuNode,
     UsageView,
 )
 from service.schemas.projects import ProjectView
@@ -222,7 +223,7 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
     return JobView.of(
         job,
         **option_fields(spec, context.params)
-        | {"name": job.shown_name, "machine_type": job.machine_type, "ports": ports},
+        | {"name": job.shown_name, "machine_type": job.machine_type, "ports": ports, "nodes": job.nodes or spec.nodes},
         project=context.project,
         owner=context.owner,
         owner_key=job.submitted_by,
@@ -275,25 +276,30 @@ def _machine_fields(attempt: Attempt | None, job: Job) -> dict[str, Any]:
             GpuView(**{name: gpu.get(name) for name in GpuView.model_fields} | {"index": str(gpu.get("index"))})
             for gpu in gpus
         ],
-        "tpu": _tpu_view(attempt, job),
+        **_machine_view(attempt, job),
         "usage": _usage_view(attempt),
     }
 
 
-def _tpu_view(attempt: Attempt | None, job: Job) -> JobTpu | None:
-    tpu = attempt.tpu if attempt else None
-    if attempt is None or tpu is None:
-        return None
-    hosts, exits = tpu.get("addresses", ()), tpu.get("exits", {})
+def _machine_view(attempt: Attempt | None, job: Job) -> dict[str, Any]:
+    machine = attempt.tpu if attempt else None
+    if attempt is None or machine is None:
+        return {"tpu": None, "slurm": None}
+    hosts, exits = machine.get("addresses", ()), machine.get("exits", {})
     nodes = [
-        TpuNode(rank=rank, host=host, state=_node_state(attempt, job, exits, str(rank)), exit_code=exits.get(str(rank)))
+        MachineNode(
+            rank=rank, host=host, state=_node_state(attempt, job, exits, str(rank)), exit_code=exits.get(str(rank))
+        )
         for rank, host in enumerate(hosts if len(hosts) > 1 else ())
     ]
-    return JobTpu(zone=tpu["zone"], name=tpu["name"], type=tpu["type"], grpc_url=tpu["url"], nodes=nodes)
+    name, zone, kind = machine["name"], machine["zone"], machine["type"]
+    if kind == "slurm":
+        return {"tpu": None, "slurm": JobSlurm(job_id=name, partition=zone, nodes=nodes)}
+    return {"tpu": JobTpu(zone=zone, name=name, type=kind, grpc_url=machine["url"], nodes=nodes), "slurm": None}
 
 
 def _node_state(attempt: Attempt, job: Job, exits: Mapping[str, int | None], rank: str) -> str:
-    """Return the public state of one host of a slice: that of a job with its end."""
+    """Return the public state of one of several hosts: that of a job with its end."""
     code = exits.get(rank)
     if job.state is JobState.CANCELLED or (rank not in exits and attempt.ended_at is None):
         return public_state(job.state, code)

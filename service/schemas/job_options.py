@@ -10,7 +10,7 @@ from core.jobs.spec.params import Value
 from service.schemas.base import RequestList, RequestTexts, RequestValues
 
 _IN_REQUEST = {tuple[str, ...]: RequestList[str], dict[str, str]: RequestTexts, dict[str, Value]: RequestValues}
-_NOT_REQUESTED = {"workspace_contents"}
+_NOT_REQUESTED = {"workspace_contents", "nodes"}
 _IN_RESPONSE = {tuple[str, ...]: list[str]}
 
 

@@ -119,11 +119,11 @@ class GpuView(View):
     memory: int | None = Field(description="bytes")
 
 
-class TpuNode(View):
-    """A host of the TPU slice that a job runs on."""
+class MachineNode(View):
+    """A host of a job: of a TPU slice, or of an allocation in Slurm."""
 
     rank: int
-    host: str = Field(description="its address")
+    host: str = Field(description="its address, or its name in Slurm")
     state: str = Field(description="as the state of a job")
     exit_code: int | None
 
@@ -135,7 +135,15 @@ class JobTpu(View):
     name: str
     type: str = Field(description="the cloud's name of the type, such as v2-8")
     grpc_url: str | None = Field(description="address; null if the job runs on the TPU's own VM")
-    nodes: list[TpuNode] = Field(description="the hosts of a slice, by rank; empty if it has one")
+    nodes: list[MachineNode] = Field(description="the hosts of a slice, by rank; empty if it has one")
+
+
+class JobSlurm(View):
+    """The allocation of a job in Slurm."""
+
+    job_id: str = Field(description="number of the job in Slurm")
+    partition: str
+    nodes: list[MachineNode] = Field(description="its nodes, by rank; empty if it has one")
 
 
 class UsageView(View):
@@ -209,7 +217,8 @@ class JobView(ViewOptions, View):
     array_index: int | None
     array_value: str | None
     nodes: int | None = Field(
-        description="number of members of its array, if they start and end together: `arrayIndex` is the job's rank"
+        description="number of members of its array, if they start and end together: `arrayIndex` is the job's rank; "
+        "in Slurm: of nodes of its allocation"
     )
     array_members: dict[str, int] | None = Field(
         None,
@@ -245,6 +254,7 @@ class JobView(ViewOptions, View):
     gpu_count: int | None = Field(description="number of this attempt's GPUs; null: none")
     gpus: list[GpuView] = Field(description="GPUs of this attempt, in the job's order")
     tpu: JobTpu | None = Field(description="TPU of this attempt; null until it starts")
+    slurm: JobSlurm | None = Field(description="allocation of this attempt in Slurm; null until it starts")
     usage: UsageView | None = Field(description="usage of this attempt; null before the first sample")
     artifacts_state: str
     notes: list[str] = Field(

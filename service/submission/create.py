@@ -190,12 +190,12 @@ def dry_run(
         dependencies.check(session, valid.spec, lock=False)
         project_id, name = _find_project(session, request)
         rights.check_project(session, project_id, name)
-        job = _prospective_job(valid, backend, project_id, request.nodes)
+        job = _prospective_job(valid, backend, project_id, request.nodes if members else None)
         offered, waits = live_workers(session), prospective_waits(session, [job])[job.id]
     return DryRun(
         job=resolved_view(valid.spec, machine, backend, {"id": request.project_id, "name": name}, valid.image),
         machine_type=machine_type_view(machine, backend, offered),
-        price_per_hour=machine.price_per_hour,
+        price_per_hour=(valid.spec.nodes or 1) * machine.price_per_hour,
         max_cost=_max_cost(valid),
         queue_position=waits.position,
         wait_reason=waits.reason,
@@ -406,9 +406,11 @@ def _check_fits(app_state: AppState, valid: ValidatedJob, nodes: int | None) -> 
 
 
 def _max_cost(valid: ValidatedJob) -> float | None:
-    if valid.spec.time_limit is None:
+    spec = valid.spec
+    if spec.time_limit is None:
         return None
-    return round(valid.spec.time_limit * valid.spec.max_attempts * valid.machine.price_per_hour / 3600, 6)
+    hours = spec.time_limit * spec.max_attempts * (spec.nodes or 1) / 3600
+    return round(hours * valid.machine.price_per_hour, 6)
 
 
 def _dry_run_notes(valid: ValidatedJob, job: Job, offered: LiveWorkers, *, uploaded: bool) -> list[str]:

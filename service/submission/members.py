@@ -19,6 +19,8 @@ def new_members(request: SubmitJob, valid: ValidatedJob) -> list[tuple[ArrayMemb
             raise SpecInvalid(
                 "Nodes run at the same time, each in its own sandbox. Leave arrayReuse out.", field="arrayReuse"
             )
+        if capabilities_of(valid.machine.backend).own_queue:
+            return []  # one job, whose allocation has these nodes
         check_nodes(valid)
         return [(member, None) for member in node_members(new_id("a"), request.nodes)]
     if request.array is None:
@@ -31,7 +33,10 @@ def new_members(request: SubmitJob, valid: ValidatedJob) -> list[tuple[ArrayMemb
 def check_nodes(valid: ValidatedJob) -> None:
     """Refuse what the nodes of a job cannot have."""
     if capabilities_of(valid.machine.backend).own_queue:
-        raise SpecInvalid(f"Jobs on {valid.machine.name} have one node. Leave nodes out.", field="nodes")
+        raise SpecInvalid(
+            f"On {valid.machine.name} nodes are one job, not an array. Submit a new job with nodes.",
+            field="machineType",
+        )
     machine = valid.machine
     if machine.kind == "tpu":
         raise SpecInvalid(

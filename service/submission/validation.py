@@ -43,6 +43,8 @@ def validate(
 ) -> ValidatedJob:
     machine = app_state.catalogue.get(request.machine_type)
     spec = request.spec(machine.name)
+    if capabilities_of(app_state.backend_for(machine)).own_queue:
+        spec = replace(spec, nodes=request.nodes)
     if spec.workspace is not None and uploaded:
         raise SpecInvalid("Give either a git URL or an uploaded folder, not both.", field="workspace")
     if request.project is not None and request.project_id is not None:
@@ -104,6 +106,12 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
             field="priority",
         )
     backend = app_state.backend_for(machine)
+    if spec.nodes is not None and not capabilities_of(backend).own_queue:
+        raise SpecInvalid(
+            f"{machine.name} is not in a Slurm cluster, where this job had an allocation of {spec.nodes} nodes. Submit "
+            "a new job with nodes.",
+            field="machineType",
+        )
     if spec.capacity is not None and machine.kind != "tpu":
         raise SpecInvalid(f"{machine.name} is not a TPU. Leave capacity out.", field="capacity")
     if spec.capacity == "flex-start" and app_state.settings.tpu.simulator_address is not None:

@@ -190,6 +190,25 @@ def test_a_request_that_slurm_refuses_says_why(jobs):
     assert "nvalid partition" in job["message"]
 
 
+@pytest.mark.parametrize("container", [False, True])
+def test_nodes_are_one_job_with_one_log_and_the_end_of_each(jobs, client, image, slurm, container):
+    command = 'echo "rank $RANK of $WORLD_SIZE"; echo $RANK >"$GRADIENT_ARTIFACTS_DIR/rank"; exit $((RANK * 3))'
+    job_id = jobs.submit(command, machineType="pair", nodes=2, **({"container": image[0]} if container else {}))
+    job = jobs.reach(job_id, "Failed", "Error")
+    assert (job["reason"], job["exitCode"], job["nodes"], job["arrayId"]) == ("slurm_rank_failed", 3, 2, None)
+    assert "rank 1 of 2 nodes (n2) failed first, with exit code 3" in job["message"]
+    ranks = [(node["rank"], node["host"], node["state"], node["exitCode"]) for node in job["slurm"]["nodes"]]
+    assert (ranks[0][:2], ranks[1]) == ((0, "n1"), (1, "n2", "Failed", 3))
+    assert sorted(jobs.log(job_id)) == ["[0] rank 0 of 2", "[1] rank 1 of 2"]
+    files = [client.get(f"/jobs/{job_id}/artifacts/file/{path}").text for path in ("rank", "hosts/1/rank")]
+    assert files == ["0\n", "1\n"]
+    assert job["gpuHours"] == pytest.approx(4 * job["durationSeconds"] / 3600, abs=1e-6)
+    page = client.get(f"/ui/jobs/{job_id}").text
+    assert f"job <code>{job['slurm']['jobId']}</code> in main" in page
+    assert page.count("Its lines in the log") == 2
+    assert slurm.run("scontrol", "show", "job", "-o", job["slurm"]["jobId"]).count("NumNodes=2") == 1
+
+
 SERVE = "exec python3 -m http.server $GRADIENT_PORT_8000"
 IN_CONTAINER = "exec httpd -f -p $GRADIENT_PORT_8000"
 

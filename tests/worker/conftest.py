@@ -1,8 +1,11 @@
 """Fixtures of all tests of workers."""
 
+import errno
+import os
 import resource
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,3 +40,20 @@ def many_open_files():
         for _ in range(1024):
             opened.enter_context(Path("/dev/null").open("rb"))
         yield
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """A disk that takes half of the next write, and nothing more until it has room again."""
+    disk = SimpleNamespace(left=None)
+    write = os.write
+
+    def write_some(descriptor, content):
+        if disk.left is None:
+            return write(descriptor, content)
+        if not disk.left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, content[: disk.left.pop()])
+
+    monkeypatch.setattr(os, "write", write_some)
+    return disk

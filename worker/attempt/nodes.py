@@ -1,11 +1,9 @@
 """The parts of an attempt that the nodes of a job do together: they meet, start at once, and are closed at once."""
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-import psutil
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
@@ -14,6 +12,7 @@ from core.jobs.scheduling.nodes import addresses, all_ended, first_node, may_lau
 from worker.attempt.control import AttemptControl
 from worker.backends.base import LaunchError, PortForward
 from worker.backends.job_connections import LOOPBACK
+from worker.backends.node_variables import describe_nodes, interface_of
 from worker.backends.port_check import check_ports_free
 from worker.context import WorkerContext
 
@@ -104,22 +103,5 @@ def node_environment(job: Job, addresses: Sequence[str]) -> dict[str, str]:
     if job.nodes is None:
         return {}
     port, *ports = _ports(job)
-    tasks = [f"{address}:{number}" for address, number in zip(addresses, ports, strict=True)]
-    rank = str(job.array_index)
-    task = {"type": "worker", "index": job.array_index}
-    return {
-        "MASTER_ADDR": addresses[0],
-        "MASTER_PORT": str(port),
-        "RANK": rank,
-        "NODE_RANK": rank,
-        "WORLD_SIZE": str(job.nodes),
-        "TF_CONFIG": json.dumps({"cluster": {"worker": tasks}, "task": task}),
-        # Else libraries look for the interface of the host's name, which is not in a sandbox.
-        **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _interface_of(addresses[job.rank])),
-    }
-
-
-def _interface_of(address: str) -> str:
-    """Return the network interface that has an address; of none: that of loopback."""
-    names = (name for name, its in psutil.net_if_addrs().items() if address in {address.address for address in its})
-    return next(names, "lo")
+    interface = interface_of(addresses[job.rank]) or "lo"
+    return describe_nodes(job.rank, addresses, port, ports, interface)

@@ -275,7 +275,9 @@ set --
 if [ -f "$control/entrypoint" ] && read -r words <"$control/entrypoint"; then eval "set -- $words"; fi
 # If a signal ends the command, this shell says so.
 if { true >"$control/signals"; } 2>/dev/null; then exec 2>"$control/signals"; fi
-command='"$@" "$shell" -c "$run" "$shell" "$control" </dev/null >>"$control/log" 2>&1 3>&-'
+log=$control/log
+if [ -d "$control/hosts/0" ]; then log=$control/hosts/0/log; fi # of several hosts: the worker puts their lines together
+command='"$@" "$shell" -c "$run" "$shell" "$control" </dev/null >>"$log" 2>&1 3>&-'
 if [ "$own" = sh ]; then
     # Other shells say so only of what they wait for at once, not of what ends before a `wait`. The parentheses keep what
     # they say out of the log: they become the command.

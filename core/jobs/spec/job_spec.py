@@ -135,6 +135,7 @@ class JobSpec:
         "write to it",
     ] = ()
     tags: Annotated[tuple[str, ...], "tags for finding the job again"] = ()
+    nodes: Annotated[int | None, "nodes of its allocation on a Slurm cluster, each of which runs the command"] = None
     ports: Annotated[tuple[str, ...], "ports to expose: `external:internal:scheme`; external 0: the host chooses"] = ()
     registry_username: Annotated[str | None, "user name for the container's registry, for this job only"] = None
     outputs: Annotated[

@@ -34,7 +34,7 @@ from worker.backends.base import (
     write_command,
 )
 from worker.backends.port_forwarder import PortForwarder
-from worker.backends.slurm import job_exec, submission
+from worker.backends.slurm import job_exec, nodes, submission
 from worker.backends.slurm.commands import Commands, SlurmError
 from worker.backends.slurm.containers import Containers, image_digest
 from worker.backends.slurm.ends import EndedJobs
@@ -46,7 +46,6 @@ from worker.runner.control_files import (
     STOPPING_FILE,
     may_have_launched,
     read_control,
-    read_exit_code,
     write_control_file,
 )
 from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream, SocketStream
@@ -72,6 +71,7 @@ class SlurmBackend(Backend):
         self._follower = Follower(self._commands, settings.slurm.poll_seconds)
         self._ends = EndedJobs(self._commands)
         self._containers = Containers(settings, self._commands)
+        self._nodes = nodes.Nodes()
         self._ports = PortForwarder(settings.ports.bind, self._connect)
         self._submitting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
@@ -83,6 +83,7 @@ class SlurmBackend(Backend):
                 if not may_have_launched(spec.control):
                     self._ports.check(spec.name, spec.ports)
                     write_command(spec)
+                    nodes.make_folders(spec)
                     if spec.container is not None:
                         self._containers.prepare(spec, progress)
                     submission.write_environment(spec)
@@ -99,7 +100,9 @@ class SlurmBackend(Backend):
         job = self._await_start(spec, progress)
         handle = spec.base_handle() | image_digest(spec.control)
         handle |= {"ports": [(port.external, port.internal) for port in spec.ports]}
-        return handle | {"slurm": {"id": job_id, "nodes": job.nodes}, "stop_grace": spec.job_spec.stop_grace}
+        names = nodes.list_names(self._commands, spec, job.nodes)
+        allocation = {"zone": job.partition, "name": job_id, "type": "slurm", "url": None, "addresses": names}
+        return handle | {"slurm": allocation, "stop_grace": spec.job_spec.stop_grace}
 
     def has_containers(self) -> bool:
         return self._containers.find_program() is not None
@@ -152,7 +155,7 @@ class SlurmBackend(Backend):
         except MachineTypeUnknown as error:  # the service has another list
             why = f"this login node's list of machine types has no {spec.machine_type!r}; copy the service's file"
             raise LaunchError("launch_failed", why) from error
-        return submission.options(spec, request, self._settings.slurm.options)
+        return submission.options(spec, request, self._settings.slurm.options, self._commands.path("srun"))
 
     def _pause(self, spec: LaunchSpec, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -183,8 +186,14 @@ class SlurmBackend(Backend):
         return read_control(control, "started") is not None
 
     def ended(self, handle: Handle) -> Exit | None:
+        return self._nodes.follow(handle, self._find_end(handle))
+
+    def node_exits(self, handle: Handle) -> dict[str, int | None]:
+        return self._nodes.exits(handle)
+
+    def _find_end(self, handle: Handle) -> Exit | None:
         name, control = handle["name"], Path(handle["control"])
-        code = read_exit_code(control)
+        code = nodes.read_whole_code(control)
         if code == 0 and read_control(control, STOPPING_FILE) is None:
             return Exit(0)
         self._follower.follow(name, read_control(control, _ID_FILE))
@@ -226,7 +235,7 @@ class SlurmBackend(Backend):
         name, control = handle["name"], Path(handle["control"])
         self._ports.close(name)
         self._follower.follow(name, read_control(control, _ID_FILE))
-        has_ended = read_exit_code(control) is not None
+        has_ended = nodes.read_whole_code(control) is not None
         if has_ended:
             self._await_gone(name, _END_SECONDS)
         if not self._is_gone(name):
@@ -239,6 +248,7 @@ class SlurmBackend(Backend):
             raise LaunchError("launch_failed", why)
         self._follower.forget(name)
         self._ends.forget(name)
+        self._nodes.forget(name)
 
     def _await_gone(self, name: str, seconds: float) -> None:
         until = time.monotonic() + seconds

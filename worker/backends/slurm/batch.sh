@@ -1,20 +1,32 @@
 #!/bin/bash -p
-# A job on its compute node: batch.sh WRAPPER CONTROL PYTHON JOB ATTEMPT GRACE SIGNAL WARNING SECONDS
+# A job on its compute node: batch.sh WRAPPER CONTROL PYTHON JOB ATTEMPT GRACE SIGNAL WARNING SECONDS [SRUN [ranks]]
 #
+# SRUN: the job has several nodes, on each of which srun starts this script again, with `ranks`.
 # Slurm keeps a copy of this script, which administrators can read; the job's environment is in a file beside the control
 # folder. It starts the wrapper, shows that the node lives, and passes on what the worker asks for by a signal to it:
 # USR1: stop the job by SIGNAL within its grace period (Slurm itself sends it before the time limit: the job then has
 # SECONDS more after its warning), HUP: send WARNING to its main program, USR2: kill its programs.
 
-run=$1 control=$2 python=$3 job=$4 attempt=$5 grace=$6 signal=$7 warning=$8 seconds=$9
-root=${control%/*}
+run=$1 control=$2 python=$3 job=$4 attempt=$5 grace=$6 signal=$7 warning=$8 seconds=$9 srun=${10:-} ranks=${11:-}
+root=${control%/*} main=$control each=()
+if [ -n "$srun" ]; then
+    case $srun in */*) PATH=${srun%/*}:$PATH ;; esac
+    each=(srun --overlap --export=ALL --input=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES"
+        --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=0)
+fi
+if [ -n "$ranks" ]; then
+    each=() artifacts=$root/artifacts
+    if [ "$SLURM_PROCID" != 0 ]; then control=$control/hosts/$SLURM_PROCID artifacts=$artifacts/hosts/$SLURM_PROCID; fi
+fi
 
 cd "$root" || exit 98 # not on this node: the folder is on no shared file system
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then echo "$SLURM_RESTART_COUNT" >"$control/requeued"; exit 97; fi
 
 # Where the worker's Python does not run, the command's process group gets the signal, without any order.
 node() {
-    "$python" -I -m worker.backends.slurm.node "$1" "$control" "$job" "$attempt" "$grace" "$signal" "$warning"
+    local start=("${each[@]}" "$python" -I -m worker.backends.slurm.node)
+    if [ "$1" = meet ]; then start=("${start[@]:${#each[@]}}"); fi
+    "${start[@]}" "$1" "$main" "$job" "$attempt" "$grace" "$signal" "$warning" ${srun:+ranks}
 }
 signal_group() {
     read -r leader <"$control/started" || return
@@ -22,7 +34,10 @@ signal_group() {
 }
 warn() { [ -e "$control/warned" ] || node warn & }
 warn_and_stop() {
-    if [ -e "$control/stopping" ] || [ "$warning" = 0 ] || [ -n "$warner" ]; then stop; return; fi
+    if [ -e "$control/stopping" ] || [ -e "$control/hosts/failed" ] || [ "$warning" = 0 ] || [ -n "$warner" ]; then
+        stop
+        return
+    fi
     warn
     set -m
     { sleep "$seconds" && kill -USR1 $$; } &
@@ -30,7 +45,10 @@ warn_and_stop() {
     set +m
 }
 stop() {
-    [ -e "$control/stopping" ] || { echo "the Slurm cluster" >"$control/slurm_limit"; echo asked >"$control/stopping"; }
+    if [ ! -e "$control/stopping" ] && [ ! -e "$control/hosts/failed" ]; then # a node that failed asks for it, too
+        echo "the Slurm cluster" >"$control/slurm_limit"
+        echo asked >"$control/stopping"
+    fi
     if [ -z "$stopper" ]; then
         { node stop || signal_group "$signal"; } &
         stopper=$!
@@ -43,17 +61,23 @@ trap warn HUP
 trap '{ node kill || signal_group KILL; } &' USR2
 trap : TERM # Slurm ends the job, and has told all of its processes; the wrapper records how they end
 
-if [ -e "$control/ports" ]; then node prepare; fi
+if [ -n "${each[*]}" ]; then
+    mkdir "$control/hosts/begun" 2>/dev/null || exit 97 # of all starts of one attempt, only the first runs the command
+    node meet
+elif [ -e "$control/ports" ] || [ -n "$ranks" ]; then
+    node prepare
+fi
 # With job control no signal is ignored, and the wrapper is no member of this script's process group.
 set -m
 (
+    if [ -n "${each[*]}" ]; then exec "${each[@]}" "${run%/wrapper/*}/backends/slurm/batch.sh" "$@" ranks; fi
     if [ -e "$root/container" ]; then set --; export signal; . "$root/container"; fi
     . "$root/environment" && exec "$run" "$control" '' "$signal"
 ) &
 wrapper=$!
 while sleep 10; do : >"$control/heartbeat"; done &
 beat=$!
-{ sleep 3 && exec "$python" -I -m worker.backends.slurm.node measure "$control" "$job" "$attempt" "$grace"; } &
+{ sleep 3 && [ "$control" = "$main" ] && [ -z "${each[*]}" ] && node measure; } &
 meter=$!
 set +m
 
@@ -68,5 +92,19 @@ if [ "$last" != 127 ]; then code=$last; fi
 while [ -n "$stopper" ] && kill -0 "$stopper" 2>/dev/null; do wait "$stopper"; done
 kill -- "-$beat" "-$meter" ${warner:+"-$warner"} 2>/dev/null
 # So that a missing exit code is known to be missing, not only late on another machine; 97: it belongs to another start.
+if [ -n "${each[*]}" ]; then
+    if read -r _ failed <"$control/hosts/failed"; then code=$failed; fi 2>/dev/null
+    if [ -n "${failed:-}" ] || [ "$code" = 0 ] || [ -e "$control/stopping" ]; then
+        echo "$code" >"$control/hosts/exit"
+    else
+        echo "$code" >"$control/no_exit" # srun failed, or a node was lost
+    fi
+    exit "$code"
+fi
+if [ -n "$ranks" ] && [ "$code" != 0 ] && [ "$code" != 97 ] && [ ! -e "$main/stopping" ]; then
+    if { (set -C; echo "$SLURM_PROCID $code" >"$main/hosts/failed") } 2>/dev/null; then
+        scancel --batch --signal=USR1 "$SLURM_JOB_ID"
+    fi
+fi
 if [ "$code" != 97 ] && ! read -r _ <"$control/exit" 2>/dev/null; then echo "$code" >"$control/no_exit"; fi
 exit "$code"

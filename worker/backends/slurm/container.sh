@@ -32,7 +32,7 @@ fi
 if [ "${program##*/}" = srun ]; then
     IFS=,
     cpus=${SLURM_CPUS_PER_TASK:-1}
-    exec "$program" --overlap --export=ALL --nodes=1 --ntasks=1 --cpus-per-task="$cpus" \
+    exec "$program" --overlap --export=ALL --nodelist="$SLURMD_NODENAME" --nodes=1 --ntasks=1 --cpus-per-task="$cpus" \
         --container-image="$image" --container-mounts="${mounts[*]}" --container-workdir=/ --container-writable \
         --container-mount-home --no-container-entrypoint --no-container-remap-root /bin/sh -c "$start" sh "$@"
 fi

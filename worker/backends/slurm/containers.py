@@ -51,11 +51,17 @@ class Containers:
                 source = f"docker://{user}{image.server}#{image.repository}@{version}"
             else:
                 source = str(self.images.ensure(spec, program, image, auth, progress))
-        command = [str(_SCRIPT), str(spec.control), program, source, str(len(mounts)), *mounts]
+        program_of_start = shlex.join([program, source, str(len(mounts) + 2)])
+        # Of several nodes, each sets its own folders.
+        lines = [f"{name}=${{{name}:-{shlex.quote(str(getattr(spec, name)))}}}" for name in ("control", "artifacts")]
+        own = f'"$control":{base.CONTROL} "$artifacts":{base.ARTIFACTS}'
+        lines.append(
+            f'exec {shlex.quote(str(_SCRIPT))} "$control" {program_of_start} {own} {shlex.join(mounts)} "$@"\n'
+        )
         folder = spec.control.parent
         try:
             write_atomically(folder / IMAGE_FILE, f"{image.name}\n".encode(), durable=False)
-            write_atomically(folder / START_FILE, f'exec {shlex.join(command)} "$@"\n'.encode(), durable=False)
+            write_atomically(folder / START_FILE, "\n".join(lines).encode(), durable=False)
         except OSError as error:
             raise LaunchError.of(error) from error
 
@@ -63,10 +69,8 @@ class Containers:
         """Return the folders that a container has, each with its path inside."""
         pairs = [
             (spec.workspace, base.WORKSPACE),
-            (spec.artifacts, base.ARTIFACTS),
             (spec.storage, base.STORAGE),
             (spec.datasets, "/datasets:ro"),  # a link in the storage leads there
-            (spec.control, base.CONTROL),
             (spec.control.parent / ENVIRONMENT_FILE, "/.gradient/environment:ro"),
             (WRAPPER, "/.gradient/run.sh:ro"),
             (LOGIN_PATH, "/etc/profile.d/00-gradient.sh:ro"),

@@ -15,7 +15,15 @@ from worker.backends.slurm.submission import ENVIRONMENT_FILE, EXPORTED
 from worker.runner.commands import start_command
 from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream
 
-_STEP = ("--overlap", "--nodes=1", "--ntasks=1", "--unbuffered", "--quit-on-interrupt", f"--export={EXPORTED}")
+_STEP = (
+    "--overlap",
+    "--relative=0",
+    "--nodes=1",
+    "--ntasks=1",
+    "--unbuffered",
+    "--quit-on-interrupt",
+    f"--export={EXPORTED}",
+)
 _WITHOUT_STDERR = 'exec "$@" 2>/dev/null'
 _ENTER = f'[ ! -e "$0/{START_FILE}" ] || . "$0/{START_FILE}"; . "$0/{ENVIRONMENT_FILE}" && exec "$@"'
 """In a container, the first of these files replaces the shell."""

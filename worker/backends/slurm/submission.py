@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from core.catalogue.slurm import SlurmRequest
@@ -32,10 +32,14 @@ def write_environment(spec: LaunchSpec) -> None:
     # In a container, the image's variables and those of the node are the others.
     inherited = {"PYTHONNOUSERSITE": "1"} if spec.container else inherited_environment(spec.python)
     env = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED} | spec.env
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    lines = _exports(env)
     if spec.ports:
         write_control_file(spec.control, PORTS_FILE, " ".join(str(port.internal) for port in spec.ports))
-        lines.append(f". {shlex.quote(f'{CONTROL if spec.container else spec.control}/{VARIABLES_FILE}')}")
+    if spec.ports or spec.job_spec.nodes:
+        control = CONTROL if spec.container else spec.control
+        lines.append(f"control=${{control:-{shlex.quote(str(control))}}}")  # of several nodes, each sets its own
+        lines.append(f'. "$control/{VARIABLES_FILE}"')
+        lines += _exports({name: spec.env[name] for name in spec.job_spec.env_vars if name in spec.env})
     folder = spec.working_dir or (WORKSPACE if spec.container else spec.workspace)
     # Otherwise srun in the job would pass on only what sbatch did.
     lines += ["unset SLURM_EXPORT_ENV", f"cd -- {shlex.quote(str(folder))}"]
@@ -45,7 +49,11 @@ def write_environment(spec: LaunchSpec) -> None:
         raise LaunchError.of(error) from error
 
 
-def options(spec: LaunchSpec, request: SlurmRequest, further: Sequence[str]) -> list[str]:
+def _exports(variables: Mapping[str, str]) -> list[str]:
+    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+
+
+def options(spec: LaunchSpec, request: SlurmRequest, further: Sequence[str], srun: str) -> list[str]:
     """Return the arguments of sbatch. Later options replace earlier ones; the last are those that nobody may change."""
     job, grace = spec.job_spec, spec.job_spec.stop_grace
     seconds = request.longest(None if job.time_limit is None else job.time_limit + grace + _MARGIN_SECONDS)
@@ -54,6 +62,7 @@ def options(spec: LaunchSpec, request: SlurmRequest, further: Sequence[str]) -> 
     notice = min(grace + 60 + warned, _MAX_NOTICE_SECONDS, *(() if seconds is None else (seconds // 2,)))
     batch = [str(BATCH), str(WRAPPER), str(spec.control), sys.executable, spec.job_id, str(spec.attempt), str(grace)]
     batch += [str(spec.stop_signal), str(spec.warning_signal or 0), str(max(0, round(min(warned, notice - grace))))]
+    batch += [srun] if job.nodes else []  # the batch script starts each node
     return [
         *further,
         *request.sbatch_options(job.cpus, job.memory_mb, seconds),
@@ -61,8 +70,9 @@ def options(spec: LaunchSpec, request: SlurmRequest, further: Sequence[str]) -> 
         f"--job-name={spec.name}",
         f"--comment={comment(spec.control)}",
         "--no-requeue",
-        "--nodes=1",
-        "--ntasks=1",
+        f"--nodes={job.nodes or 1}",
+        f"--ntasks={job.nodes or 1}",
+        "--ntasks-per-node=1",
         f"--output={_plain(spec.control / OUTPUT_FILE)}",
         "--open-mode=append",
         f"--export={EXPORTED}",

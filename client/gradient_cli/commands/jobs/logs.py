@@ -13,7 +13,7 @@ from gradient_cli.api.retries import retry_until_connected
 from gradient_cli.arguments import connect, is_array_id, parse_moment, resolve_id
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.follow import JsonPrinter, LogPrinter, attach
-from gradient_cli.formatting import describe_removed, parse_time
+from gradient_cli.formatting import describe_removed, list_nodes, parse_time
 from gradient_cli.options import add_connection, add_job_id
 
 _PAGE = 2000
@@ -75,11 +75,11 @@ def logs(args: argparse.Namespace) -> int:
 def _select_node(args: argparse.Namespace, api: Api, job_id: str) -> str:
     """Return the id of the job whose log has the lines of the node that is asked for; refuse one that does not exist.
 
-    A host of a TPU slice has no job of its own: its lines are marked.
+    A host of a TPU slice, or a node in Slurm, has no job of its own: its lines are marked.
     """
     is_array = is_array_id(job_id)
     job = api.array(job_id) if is_array else api.job(job_id)
-    count = job.get("nodes") if is_array else len((job.get("tpu") or {}).get("nodes", ()))
+    count = job.get("nodes") if is_array else len(list_nodes(job))
     if not count and (is_array or job.get("startedAt")):
         raise UsageError(f"rank: {job_id} has no nodes", hint="Leave --rank out.")
     if count and args.rank >= count:

@@ -19,6 +19,7 @@ from gradient_cli.formatting import (
     describe_gpus,
     describe_members,
     describe_port,
+    describe_slurm,
     describe_tpu,
     describe_usage,
     format_cost,
@@ -31,6 +32,7 @@ from gradient_cli.formatting import (
     format_price,
     format_start,
     has_command_ended,
+    list_nodes,
     parse_duration,
     print_fields,
     print_json,
@@ -243,7 +245,7 @@ def show(args: argparse.Namespace) -> int:
     if args.json:
         return print_json(job)
     print_fields(_fields(job))
-    nodes = (job.get("tpu") or {}).get("nodes")
+    nodes = list_nodes(job)
     if nodes:
         rows = [{**node, "state": state_word(node["state"])} for node in nodes]
         cells = [[_of_one_job(row, name) for name in ("rank", "state", "host", "exitCode")] for row in rows]
@@ -306,7 +308,9 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "attempt": describe_attempt(job),
         "time limit": format_duration(job.get("timeLimit")),
         "clone of": str(job.get("parentJobId") or ""),
-        "rank": f"{job['arrayIndex']} of {job['nodes']} nodes, {job['arrayId']}" if job.get("nodes") else "",
+        "rank": f"{job['arrayIndex']} of {job['nodes']} nodes, {job['arrayId']}"
+        if job.get("nodes") and job["arrayId"]
+        else "",
         "array": f"{job['arrayId']}_{job['arrayIndex']}: {job['arrayValue']}" if job.get("arrayValue") else "",
     }
     gone = {gap["what"]: f"{gap['message']} {format_moment_and_age(gap['at'])}" for gap in job.get("removed") or []}
@@ -343,6 +347,7 @@ def _machine_fields(job: dict[str, Any]) -> dict[str, str]:
         "network": str(job.get("network") or ""),
         "gpus": describe_gpus(job),
         "TPU": describe_tpu(job),
+        "Slurm": describe_slurm(job),
         "used": describe_usage(job),
     }
 

@@ -1,8 +1,6 @@
 """A backend over a simulated cloud, with nothing left in it at the end; a client of TPU VMs over objects in memory."""
 
-import errno
 import json
-import os
 from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 
@@ -154,20 +152,3 @@ def defaults(relay):
     client = VmClient(lambda _region: bucket, Settings())
     client.pool = ImmediateExecutor()
     return client
-
-
-@pytest.fixture
-def full_disk(monkeypatch):
-    """A disk that takes half of the next write, and nothing more until it has room again."""
-    disk = SimpleNamespace(left=None)
-    write = os.write
-
-    def write_some(descriptor, content):
-        if disk.left is None:
-            return write(descriptor, content)
-        if not disk.left:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(descriptor, content[: disk.left.pop()])
-
-    monkeypatch.setattr(os, "write", write_some)
-    return disk

@@ -18,6 +18,7 @@ from core.errors import GradientError, StoreUnavailable
 from core.storage.artifacts.scan import Skipped
 from core.system.filesystem import write_atomically
 from worker.backends.base import Exit, Handle, LaunchError
+from worker.backends.hosts_log import HostsLog, describe_host, host_folder
 from worker.backends.tpu import times
 from worker.backends.tpu.node_state import NodeFailure
 from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
@@ -31,7 +32,6 @@ from worker.backends.tpu.vm.reports import (
     parse_left,
     parse_report,
 )
-from worker.backends.tpu.vm.slices import SliceLog, describe_host, host_folder
 from worker.runner.control_files import STOPPING_FILE, WARNED_FILE, read_control, write_control_file
 from worker.runner.stores import REPORT_STEPS, STREAMED_FILES
 
@@ -143,7 +143,7 @@ class Follower:
         self._control = Path(handle["control"])
         addresses = handle["hosts"] or [""]
         self.hosts = [Host(self._control, rank, addresses) for rank in range(len(addresses))]
-        self._log = SliceLog(self._control, len(addresses)) if handle["hosts"] else None
+        self._log = HostsLog(self._control, len(addresses)) if handle["hosts"] else None
         self._over = False
         self._requested: str | None = None
         self._warning_sent = False

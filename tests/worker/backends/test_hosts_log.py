@@ -1,17 +1,17 @@
-"""The log of a slice: each line once, behind its host's rank, whatever is written and whenever the worker dies."""
+"""The log of several hosts: each line once, behind its host's rank, whatever is written and wherever a worker dies."""
 
 import tracemalloc
 
 import pytest
 
-from worker.backends.tpu.vm import slices
-from worker.backends.tpu.vm.slices import LINE_BYTES, SliceLog
+from worker.backends import hosts_log
+from worker.backends.hosts_log import LINE_BYTES, HostsLog
 
 RUNNING = [False] * 16
 
 
 def host_log(control, rank):
-    folder = slices.host_folder(control, rank)
+    folder = hosts_log.host_folder(control, rank)
     folder.mkdir(parents=True, exist_ok=True)
     return folder / "log"
 
@@ -32,14 +32,14 @@ def merged(tmp_path):
     """Merge as a worker that has just started; return the log's lines."""
 
     def merge(ended=RUNNING):
-        SliceLog(tmp_path, 3).merge(ended)
+        HostsLog(tmp_path, 3).merge(ended)
         return (tmp_path / "log").read_bytes().splitlines()
 
     return merge
 
 
 def test_a_disk_that_was_full_for_a_moment_repeats_no_line(tmp_path, write, full_disk):
-    log = SliceLog(tmp_path, 2)
+    log = HostsLog(tmp_path, 2)
     write(0, b"first\n")
     log.merge(RUNNING)
     write(1, b"second\n")
@@ -79,8 +79,8 @@ def test_a_line_without_end_is_cut_into_lines_and_takes_no_memory(tmp_path, writ
     write(1, b"short\n")
     tracemalloc.start()
     try:
-        SliceLog(tmp_path, 3).merge(RUNNING)
-        SliceLog(tmp_path, 3).merge(RUNNING)
+        HostsLog(tmp_path, 3).merge(RUNNING)
+        HostsLog(tmp_path, 3).merge(RUNNING)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -112,7 +112,7 @@ def test_one_with_very_many_hosts_and_empty_lines_takes_little_memory(tmp_path, 
         write(rank, b"\n" * (1 << 17))
     tracemalloc.start()
     try:
-        SliceLog(tmp_path, 16).merge(RUNNING)
+        HostsLog(tmp_path, 16).merge(RUNNING)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
