@@ -256,7 +256,7 @@ def prepare_clone(
 ) -> PreparedJob:
     """Check the clone of a job; the arguments and errors are those of `clone`."""
     valid, withheld, cloned = _validate_clone(app_state, origin, job_id, changes, pin_image=pin_image)
-    if cloned.nodes is not None:
+    if cloned.nodes is not None or valid.spec.nodes is not None:
         check_nodes(valid)
     requested = json.dumps(changes.model_dump(mode="json", exclude_none=True), sort_keys=True).encode()
     return prepared_job(

@@ -19,10 +19,9 @@ def new_members(request: SubmitJob, valid: ValidatedJob) -> list[tuple[ArrayMemb
             raise SpecInvalid(
                 "Nodes run at the same time, each in its own sandbox. Leave arrayReuse out.", field="arrayReuse"
             )
-        if capabilities_of(valid.machine.backend).own_queue:
-            return []  # one job, whose allocation has these nodes
         check_nodes(valid)
-        return [(member, None) for member in node_members(new_id("a"), request.nodes)]
+        # In Slurm they are one job.
+        return [] if valid.spec.nodes else [(member, None) for member in node_members(new_id("a"), request.nodes)]
     if request.array is None:
         if request.array_reuse is not None:
             raise SpecInvalid("arrayReuse applies only to arrays. Give array as well.", field="arrayReuse")
@@ -32,12 +31,15 @@ def new_members(request: SubmitJob, valid: ValidatedJob) -> list[tuple[ArrayMemb
 
 def check_nodes(valid: ValidatedJob) -> None:
     """Refuse what the nodes of a job cannot have."""
-    if capabilities_of(valid.machine.backend).own_queue:
+    machine = valid.machine
+    if capabilities_of(machine.backend).own_queue != (valid.spec.nodes is not None):
         raise SpecInvalid(
-            f"On {valid.machine.name} nodes are one job, not an array. Submit a new job with nodes.",
+            "Nodes are one job in Slurm, and an array on other machines: a clone cannot be of the other kind. Submit a "
+            "new job with nodes.",
             field="machineType",
         )
-    machine = valid.machine
+    if valid.spec.nodes is not None:
+        return
     if machine.kind == "tpu":
         raise SpecInvalid(
             f"The hosts of {machine.name} are the hosts of its slice and start together anyway. Leave nodes out.",

@@ -106,12 +106,6 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
             field="priority",
         )
     backend = app_state.backend_for(machine)
-    if spec.nodes is not None and not capabilities_of(backend).own_queue:
-        raise SpecInvalid(
-            f"{machine.name} is not in a Slurm cluster, where this job had an allocation of {spec.nodes} nodes. Submit "
-            "a new job with nodes.",
-            field="machineType",
-        )
     if spec.capacity is not None and machine.kind != "tpu":
         raise SpecInvalid(f"{machine.name} is not a TPU. Leave capacity out.", field="capacity")
     if spec.capacity == "flex-start" and app_state.settings.tpu.simulator_address is not None:

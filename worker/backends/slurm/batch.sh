@@ -26,7 +26,7 @@ if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then echo "$SLURM_RESTART_COUNT" >"$co
 node() {
     local start=("${each[@]}" "$python" -I -m worker.backends.slurm.node)
     if [ "$1" = meet ]; then start=("${start[@]:${#each[@]}}"); fi
-    "${start[@]}" "$1" "$main" "$job" "$attempt" "$grace" "$signal" "$warning" ${srun:+ranks}
+    "${start[@]}" "$1" "$main" "$job" "$attempt" "$grace" "$signal" "$warning"
 }
 signal_group() {
     read -r leader <"$control/started" || return

@@ -1,9 +1,8 @@
 """Prepares a job on its compute node, stops it in order, kills its programs, measures it, or connects to its ports.
 
-python -m worker.backends.slurm.node ACTION CONTROL JOB ATTEMPT GRACE|PORT [SIGNAL WARNING [ranks]]
+python -m worker.backends.slurm.node ACTION CONTROL JOB ATTEMPT GRACE|PORT [SIGNAL WARNING]
 
-ACTION: meet, prepare, stop, warn, kill, measure or connect. `ranks`: this is one of several nodes; CONTROL is the job's
-control folder, not that of the rank.
+ACTION: meet, prepare, stop, warn, kill, measure or connect. Each of several nodes finds its rank's folder in CONTROL.
 """
 
 import json
@@ -151,21 +150,14 @@ def _send_input(stream: SocketStream) -> None:
     stream.end_input()
 
 
-def main(
-    action: str,
-    folder: str,
-    job_id: str,
-    attempt: str,
-    value: str,
-    number: str = "",
-    warning: str = "",
-    ranks: str = "",
-) -> None:
-    main_control, rank = Path(folder), int(os.environ.get("SLURM_PROCID", "0")) if ranks else 0
+def main(action: str, folder: str, job_id: str, attempt: str, value: str, number: str = "", warning: str = "") -> None:
+    main_control = Path(folder)
+    has_ranks = (main_control / "hosts").is_dir()
+    rank = int(os.environ.get("SLURM_PROCID", "0")) if has_ranks else 0
     control = host_folder(main_control, rank) if rank else main_control
     job = _NodeProcesses(job_id, int(attempt), read_pid(control))
     if action == "prepare":
-        _prepare(control, _node_variables(main_control, rank) if ranks else {})
+        _prepare(control, _node_variables(main_control, rank) if has_ranks else {})
     elif action == "meet":
         _meet(control)
     elif action == "stop":
