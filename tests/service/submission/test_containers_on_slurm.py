@@ -45,7 +45,8 @@ WITHOUT, WITH = ("slurm",), ("slurm", containers_offer("slurm"))
         (WITH, {"workingDir": "/opt"}, 400, "workingDir", "without a container"),
         ((), {"network": "none"}, 400, "network", "Leave network out"),
         ((), {"sharedMemMb": 64}, 400, "sharedMemMb", "Leave sharedMemMb out"),
-        ((), {"nodes": 2}, 400, "nodes", "one node"),
+        ((), {"nodes": 2}, 201, None, ""),
+        ((), {"nodes": 2, "array": "0-1"}, 400, "array", "cannot have nodes"),
         ((), {"timeLimit": 3601}, 400, "timeLimit", "3,600 seconds at most"),
         ((), {"timeLimit": 3600, "cpus": 1000, "memoryMb": 9_000_000}, 201, None, ""),
         (WITHOUT, {"cpus": 1000, "memoryMb": 9_000_000}, 201, None, ""),
@@ -57,6 +58,19 @@ def test_what_can_be_told_is_told_at_submission(submit, offers, fields, status, 
     if status == 400:
         error = answer.json()["error"]
         assert (error["field"], words in error["message"]) == (field, True), error
+
+
+def test_nodes_are_one_job_which_a_clone_on_another_machine_cannot_be(submit, client):
+    job = submit(nodes=2, timeLimit=60).json()
+    assert (job["nodes"], job["arrayId"], job["slurm"]) == (2, None, None)
+    clone = client.post(f"/jobs/{job['id']}/clone").json()
+    assert (clone["nodes"], clone["arrayId"]) == (2, None)
+    array = client.post("/jobs", json=make_job_body(machineType="CPU", nodes=2)).json()["arrayId"]
+    for cloned, machine_type in ((job["id"], "CPU"), (array, "cluster")):
+        refused = client.post(f"/jobs/{cloned}/clone", json={"machineType": machine_type})
+        assert "a clone cannot be of the other kind" in refused.json()["error"]["message"]
+    planned = client.post("/jobs", params={"dryRun": "true"}, json=make_job_body(machineType="cluster", nodes=3))
+    assert (planned.status_code, planned.json()["job"]["nodes"]) == (200, 3)
 
 
 def test_a_clone_keeps_its_container(submit, client):

@@ -32,10 +32,12 @@ def make_folders(spec: LaunchSpec) -> None:
 
 
 def list_names(commands: Commands, spec: LaunchSpec, nodes: str) -> list[str]:
-    """Return the names of the nodes by rank: of `n[1-2]`, n1 and n2."""
+    """Return the names of the nodes by rank, of `n[1-2]` n1 and n2; none of a job that asked for none."""
+    if spec.job_spec.nodes is None:
+        return []
     with suppress(SlurmError):
         return commands.run("scontrol", "show", "hostnames", nodes).split()
-    return [nodes] * (spec.job_spec.nodes or 1)
+    return [nodes] * spec.job_spec.nodes
 
 
 def read_whole_code(control: Path) -> int | None:
@@ -69,14 +71,14 @@ class Nodes:
             return end
         at = read_exit_time(control / "hosts")
         rank, _, code = (read_control(control, FAILED_FILE) or "").partition(" ")
-        if not (code.isdecimal() and rank.isdecimal()):
+        if len(names) == 1 or not (code.isdecimal() and rank.isdecimal()):
             return replace(end, at=at)
         host = describe_host(int(rank), names)
         text = f"{host} failed first, with exit code {code}. See its log with `jobs logs --rank`."
         return Exit(int(code), "slurm_rank_failed", text, at=at)
 
     def exits(self, handle: Handle) -> dict[str, int | None]:
-        """Return the exit codes of the nodes that have ended, by rank; none of a job on a single one."""
+        """Return the exit codes of the nodes that have ended, by rank; none of a job that has no ranks."""
         control = Path(handle["control"])
         folders = enumerate([control, *(host_folder(control, rank) for rank in range(1, len(_names(handle))))])
         codes = {str(rank): read_exit_code(folder) for rank, folder in folders}
@@ -90,4 +92,4 @@ class Nodes:
 
 def _names(handle: Handle) -> list[str]:
     names: list[str] = handle.get("slurm", {}).get("addresses", [])
-    return names if len(names) > 1 else []
+    return names

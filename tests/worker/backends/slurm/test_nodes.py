@@ -77,6 +77,12 @@ def test_nodes_of_one_allocation_find_each_other(place):
     assert [(spec.artifacts / path).read_text() for path in ("rank", "hosts/1/rank")] == ["0\n", "1\n"]
 
 
+def test_a_single_node_is_rank_0(place):
+    spec = place.spec("echo $RANK of $WORLD_SIZE; exit 3", nodes=1)
+    ended = place.wait(place.launch(spec))
+    assert (ended.code, ended.reason, log_of(place, spec, 0)) == (3, None, ["0 of 1"])
+
+
 SAVES = "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.1; done"
 
 
