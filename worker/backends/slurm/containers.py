@@ -54,9 +54,9 @@ class Containers:
         program_of_start = shlex.join([program, source, str(len(mounts) + 2)])
         # Of several nodes, each sets its own folders.
         lines = [f"{name}=${{{name}:-{shlex.quote(str(getattr(spec, name)))}}}" for name in ("control", "artifacts")]
-        own = f'"$control":{base.CONTROL} "$artifacts":{base.ARTIFACTS}'
+        folders = f'"$control":{base.CONTROL} "$artifacts":{base.ARTIFACTS}'
         lines.append(
-            f'exec {shlex.quote(str(_SCRIPT))} "$control" {program_of_start} {own} {shlex.join(mounts)} "$@"\n'
+            f'exec {shlex.quote(str(_SCRIPT))} "$control" {program_of_start} {folders} {shlex.join(mounts)} "$@"\n'
         )
         folder = spec.control.parent
         try:

@@ -47,7 +47,7 @@ def read_whole_code(control: Path) -> int | None:
 
 
 class Nodes:
-    """What the nodes of running jobs left so far; one thread at a time follows a job."""
+    """The nodes of running jobs, by what they have written; one thread at a time follows a job."""
 
     def __init__(self) -> None:
         self._logs: dict[str, HostsLog] = {}

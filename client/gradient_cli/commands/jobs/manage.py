@@ -308,9 +308,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "attempt": describe_attempt(job),
         "time limit": format_duration(job.get("timeLimit")),
         "clone of": str(job.get("parentJobId") or ""),
-        "rank": f"{job['arrayIndex']} of {job['nodes']} nodes, {job['arrayId']}"
-        if job.get("nodes") and job["arrayId"]
-        else "",
+        "rank": _describe_rank(job),
         "array": f"{job['arrayId']}_{job['arrayIndex']}: {job['arrayValue']}" if job.get("arrayValue") else "",
     }
     gone = {gap["what"]: f"{gap['message']} {format_moment_and_age(gap['at'])}" for gap in job.get("removed") or []}
@@ -321,6 +319,11 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     cost = " at ".join(filter(None, amounts))
     ran = format_duration(job.get("durationSeconds"))
     return {**exact, **times, "ran": ran, arrays.cost_label(job): cost, "link": str(job.get("url") or "")}
+
+
+def _describe_rank(job: dict[str, Any]) -> str:
+    is_member = job.get("nodes") and job.get("arrayId")
+    return f"{job['arrayIndex']} of {job['nodes']} nodes, {job['arrayId']}" if is_member else ""
 
 
 def _describe_start(job: dict[str, Any]) -> str:
