@@ -232,6 +232,17 @@ def test_ports_of_two_jobs_of_one_node_lead_to_each(jobs, image, container):
         assert read(url) == f"{name}\n"
 
 
+def test_slurms_own_limit_is_warned_of_and_makes_no_success(jobs, slurm):
+    traps = "trap 'echo warned' USR1; trap 'echo saved; exit 0' INT"
+    command = f'bash -c "{traps}; echo up; while :; do sleep 0.1; done" | cat; echo never'
+    job_id = jobs.submit(f"set -o pipefail; {command}", stopGrace=30, stopSignal="INT", warnBefore="2s:USR1")
+    wait_until(lambda: jobs.log(job_id) == ["up"], "its output")
+    limit(slurm, slurm.run("squeue", "-h", "-o", "%A").strip(), None)
+    job = jobs.reach(job_id, "Failed")
+    assert (job["reason"], job["exitCode"]) == ("time_limit", 0)
+    assert [line for line in jobs.log(job_id) if line in {"warned", "saved", "never"}] == ["warned", "saved"]
+
+
 @pytest.fixture
 def image(tmp_path):
     registry = Registry(tmp_path / "registry", [])

@@ -23,16 +23,22 @@ class EndWarning:
         if read_control(self._control, WARNED_FILE) == _RECORDED:
             self._option = None
 
+    def is_due(self, deadline: float) -> bool:
+        """Return whether it is time to warn, or to try again. `deadline`: by the monotonic clock."""
+        now = time.monotonic()
+        return self._option is not None and max(deadline - self._option.seconds, self._next_at) <= now < deadline
+
     def send_if_due(self, deadline: float | None, what: str) -> None:
-        """Warn, if it is time to. `deadline`: by the monotonic clock; `what` is then; None: nothing is."""
+        """Warn, if it is time to. `what`: what comes at the deadline; None: nothing comes."""
         if self._option is None:
             return
-        taken_at, now = self._launched.backend.taken_at(self._launched.handle), time.monotonic()
+        taken_at = self._launched.backend.taken_at(self._launched.handle)
         if taken_at is not None and (deadline is None or taken_at < deadline):
             deadline, what = taken_at, "its machine is taken away"
         if read_control(self._control, WARNED_FILE) is not None:
             self._record(f"SIG{self._option.signal}, {self._due}" if self._due else f"SIG{self._option.signal}")
-        elif deadline is not None and deadline - self._option.seconds <= now < deadline and now >= self._next_at:
+        elif deadline is not None and self.is_due(deadline):
+            now = time.monotonic()
             self._due = f"{format_short_duration(round(deadline - now))} before {what}"
             self._next_at, self._pause = now + self._pause, min(2 * self._pause, _MAX_PAUSE_SECONDS)
             number = signal.Signals[f"SIG{self._option.signal}"]

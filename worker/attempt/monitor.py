@@ -210,9 +210,7 @@ class JobMonitor:
         if self._ending is None:
             ending = self._requested_end()
             if ending is None:
-                due = self._deadline
-                what = "its ceiling" if due is not None and due.reason == "cost_limit" else "its time limit"
-                self._warning.send_if_due(None if due is None else self._began + due.seconds, what)
+                self._warn_if_due()
             if ending is None or self._backend.ended(self._handle) is not None:  # before anyone asked it to
                 return
             self._ending = ending
@@ -242,6 +240,15 @@ class JobMonitor:
         if self._deadline is not None and self._elapsed() >= self._deadline.seconds and not self._extended():
             return Exit(None, self._deadline.reason, self._deadline.detail)
         return None
+
+    def _warn_if_due(self) -> None:
+        if self._deadline is None:
+            self._warning.send_if_due(None, "")
+            return
+        if self._warning.is_due(self._began + self._deadline.seconds):
+            self._extended()  # others may have left over more than its share
+        what = "its ceiling" if self._deadline.reason == "cost_limit" else "its time limit"
+        self._warning.send_if_due(self._began + self._deadline.seconds, what)
 
     def _extended(self) -> bool:
         """Let the job run on with what other jobs of its ceiling or budget have left over, if there is any."""

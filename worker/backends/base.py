@@ -217,14 +217,6 @@ class Backend(Protocol):
     def signal(self, handle: Handle, *, grace: bool) -> None:
         """Send the signal of a stop to its processes, in the order of `termination.py`, or SIGKILL to all at once."""
 
-    def warn(self, handle: Handle, number: int) -> None:
-        """Send a signal to the main programs that handle it; called again until there is a WARNED_FILE."""
-
-    def taken_at(self, handle: Handle) -> float | None:
-        """Return when the machine will be taken away, by the monotonic clock; None: nobody has said so."""
-        del handle
-        return None
-
     @abstractmethod
     def destroy(self, handle: Handle) -> None:
         """Remove everything that `launch` created, except outputs; a missing job is not an error."""
@@ -235,6 +227,14 @@ class Backend(Protocol):
 
     shared: Callable[[], bool] = staticmethod(lambda: True)
     """Returns whether more than one key is valid here, so that jobs must be kept from one another."""
+
+    def warn(self, handle: Handle, number: int) -> None:
+        """Send a signal to the main programs that handle it; called again until there is a WARNED_FILE."""
+
+    def taken_at(self, handle: Handle) -> float | None:
+        """Return when the machine will be taken away, by the monotonic clock; None: nobody has said so."""
+        del handle
+        return None
 
     def unavailable_reason(self) -> str | None:
         """Return the reason, for the operator, that no job can be started here now; None if jobs can be started."""

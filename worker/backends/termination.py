@@ -37,6 +37,7 @@ class _Program:
     process: psutil.Process
     parent: int
     handles: bool  # it does something of its own on the signal
+    catches: bool  # it does, or it is bash, which catches SIGINT while it waits for a program
     waits: bool
 
     @classmethod
@@ -57,10 +58,10 @@ class _Program:
         waits = name in _WAITING
         # A program may wait for signals that it blocks; shells block them for the moment in which they start something.
         handled = int(fields["SigCgt"], 16) | (0 if waits else int(fields["SigBlk"], 16))
-        # Bash catches SIGINT while it waits for a program; one with a trap of its own is known by SIGTERM.
-        seen = signal.SIGTERM if name == "bash" and number == signal.SIGINT else number
-        handles = bool(handled >> (seen - 1) & 1) and name not in _BROADCASTING
-        return cls(process, int(fields["PPid"]), handles, waits)
+        catches = bool(handled >> (number - 1) & 1) and name not in _BROADCASTING
+        # Of bash, a trap of its own for SIGINT is known by that for SIGTERM.
+        handles = catches and (name != "bash" or number != signal.SIGINT or bool(handled >> (signal.SIGTERM - 1) & 1))
+        return cls(process, int(fields["PPid"]), handles, catches, waits)
 
     def pipes(self, *descriptors: int) -> set[str]:
         links = set()
@@ -100,6 +101,8 @@ class _Tree:
             return [program, *(below or self._below(program))]
         if below:
             self.holding.append(program)
+        elif program.catches:
+            return [program, *self._below(program)]
         return below
 
     def _below(self, program: _Program) -> list[_Program]:

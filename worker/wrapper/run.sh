@@ -33,9 +33,9 @@ look_for() {
         TERM | 15) caught='*[4567cdef]???' ;;
         *) caught='*' ;;
     esac
-    # Bash catches SIGINT while it waits for a program; one with a trap of its own is known by SIGTERM.
-    caught_by_bash=$caught
-    if [ "$caught" = '*[2367abef]' ]; then caught_by_bash='*[4567cdef]???'; fi
+    # Bash catches SIGINT while it waits for a program; a trap of its own is known by that for SIGTERM.
+    trapped=$caught
+    if [ "$caught" = '*[2367abef]' ]; then trapped='*[4567cdef]???'; fi
 }
 
 # Set the state of a process in variables that end with its pid; fail if it has ended.
@@ -51,15 +51,17 @@ read_process() {
         esac
     done 2>/dev/null <"/proc/$1/status"
     [ -n "$name" ] || return 1
-    kind=program pattern=$caught
+    kind=program
+    case $caught_signals in $caught) handled=1 ;; esac
     case $name in
-        timeout | dumb-init) kind=shell pattern=none ;;
+        timeout | dumb-init) kind=shell handled= ;;
         *) for path in /bin/sh /bin/bash /bin/dash /bin/zsh; do
             if [ "/proc/$1/exe" -ef "$path" ]; then kind=shell; fi
         done
-        if [ "/proc/$1/exe" -ef /bin/bash ]; then pattern=$caught_by_bash; fi ;;
+        if [ -n "$handled" ] && [ "/proc/$1/exe" -ef /bin/bash ]; then
+            case $caught_signals in $trapped) ;; *) handled=2 ;; esac
+        fi ;;
     esac
-    case $caught_signals in $pattern) handled=1 ;; esac
     # A program may wait for signals that it blocks; shells block them for the moment in which they start something.
     if [ "$kind" = program ] && [ -n "$blocked" ]; then handled=1; fi
     eval "kind_$1=$kind$handled"
@@ -103,7 +105,7 @@ choose() {
         find_below "$pid" $first
         case $kind$found in
             shell) ;;
-            shell1) find_below "$pid" $pids; traps="$traps $pid $found" ;;
+            shell1 | shell2) find_below "$pid" $pids; traps="$traps $pid $found" ;;
             shell1*) traps="$traps $pid" ;;
             *) held="$held $pid" ;;
         esac
