@@ -17,6 +17,7 @@ class AnsweringLab:
 
     def __init__(self, log: str, data: bytes = DATA, **job: object) -> None:
         self._log, self._data, self._job = log, data, ENDED | job
+        self.allowed = {"j1": "slurm_cancelled"}
 
     def request(self, _: str) -> dict[str, object]:
         return self._job
@@ -36,6 +37,7 @@ def attempt(number, lines=range(1, LINES + 1), *, end=True):
         (AnsweringLab(attempt(1)), []),
         (AnsweringLab(attempt(1, range(1, 4), end=False) + attempt(2)), []),
         (AnsweringLab(attempt(1), state="Failed", exitCode=1, reason="x"), ["ended as Failed: x"]),
+        (AnsweringLab(attempt(1, [1], end=False), state="Cancelled", reason="slurm_cancelled"), []),
         (AnsweringLab(attempt(1) + attempt(1)), ["attempts ran more than once: ['1', '1']"]),
         (AnsweringLab(attempt(1, [1, 3], end=False) + attempt(2)), ["attempt 1 has lines ['1', '3']"]),
         (AnsweringLab(attempt(1, [1], end=False)), ["the last attempt has 1 lines and 0 ends"]),
@@ -51,7 +53,7 @@ def test_what_is_wrong_with_a_job_is_found(lab, wrong):
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("postgres")
 def test_a_few_faults_of_hosts_break_no_promise():
-    words = [sys.executable, "-m", "chaos.hosts", "--faults", "8", "--seed", "1", "--no-long-partition"]
+    words = [sys.executable, "-m", "chaos.hosts", "--faults", "8", "--seed", "1", "--no-long-fault"]
     done = subprocess.run(words, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "8 faults" in done.stdout

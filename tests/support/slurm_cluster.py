@@ -151,6 +151,10 @@ class SlurmCluster:
                 cwd=self.folder,
             )
 
+    def ended_daemons(self) -> list[str]:
+        """Daemons that have ended by themselves."""
+        return [name for name, daemon in list(self._daemons.items()) if daemon.poll() is not None]
+
     def kill(self, name: str) -> None:
         """Kill a daemon, as a crash does. Jobs of a node go on without it."""
         daemon = self._daemons.pop(name)
