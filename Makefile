@@ -26,7 +26,7 @@ UNIT_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 8 ? n : 
 CHECKS := tests/test_project.py tests/test_imports.py tests/test_local_names.py tests/test_docs_site.py
 TESTS := -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(CHECKS:%=--ignore=%)
 
-.PHONY: help demo demo-docker demo-compose demo-cluster demo-slurm cluster-up images images-offline up up-tpu test test-all test-seconds unit check audit screenshots fmt migration dist bench docs which-machine experiments faults chaos chaos-hosts soak clean
+.PHONY: help demo demo-docker demo-compose demo-cluster demo-slurm cluster-up images images-offline up up-tpu test test-all test-seconds unit check audit screenshots fmt migration dist bench docs which-machine experiments faults chaos chaos-hosts chaos-slurm soak clean
 
 help: ## show these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -140,6 +140,10 @@ chaos: $(ALL) ## 300 faults on a whole installation, checked at the end (as root
 chaos-hosts: $(ALL) ## 120 faults on three hosts that share only a network, checked at the end (as root; 15 minutes)
 	@.ci/test-needs
 	@PYTHONPATH=tests $(BIN)/python -m chaos.hosts $(if $(faults),--faults $(faults)) $(if $(seed),--seed $(seed))
+
+chaos-slurm: $(ALL) ## 120 faults on a Slurm cluster and the service before it, checked at the end (15 minutes)
+	@.ci/test-needs
+	@PYTHONPATH=tests $(BIN)/python -m chaos.slurm $(if $(faults),--faults $(faults)) $(if $(seed),--seed $(seed))
 
 soak: $(ALL) ## 2,000 jobs in containers; fails if files, threads, connections or memory rise (as root): make soak jobs=2000
 	@.ci/test-needs

@@ -52,8 +52,9 @@ def test_what_is_wrong_with_a_job_is_found(lab, wrong):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("postgres")
-def test_a_few_faults_of_hosts_break_no_promise():
-    words = [sys.executable, "-m", "chaos.hosts", "--faults", "8", "--seed", "1", "--no-long-fault"]
+@pytest.mark.parametrize("parts", ["hosts", "slurm"])
+def test_a_few_faults_break_no_promise(parts):
+    words = [sys.executable, "-m", f"chaos.{parts}", "--faults", "8", "--seed", "1", "--no-long-fault"]
     done = subprocess.run(words, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "8 faults" in done.stdout

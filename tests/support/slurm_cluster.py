@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -160,6 +161,13 @@ class SlurmCluster:
         daemon = self._daemons.pop(name)
         daemon.kill()
         daemon.wait()
+
+    def save(self, job: str) -> None:
+        """Have the controller write down what it knows of a job: when killed, it forgets the last seconds."""
+        began = time.time()
+        self.run("scontrol", "update", f"jobid={job}", "admincomment=saved")
+        saved = self.folder / "state" / "job_state"
+        wait_until(lambda: saved.exists() and saved.stat().st_mtime > began, "the controller to save its state")
 
     def end(self, name: str) -> None:
         """End a daemon as an administrator does."""

@@ -1,10 +1,11 @@
 """The end of a job in Slurm: by its exit file, or, if there is none, by what Slurm reports."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from worker.backends.base import Exit
-from worker.backends.slurm.commands import Commands
+from worker.backends.slurm.commands import Commands, SlurmError
 from worker.backends.slurm.follower import query_accounting
 from worker.backends.slurm.submission import OUTPUT_FILE
 from worker.backends.slurm.text import SlurmJob
@@ -25,6 +26,7 @@ _LATE_SECONDS = 60.0  # after which a file that a node wrote is visible here, ov
 _ANSWER_SECONDS = 10.0  # for Slurm to say why a command ended
 _HEARTBEAT_SECONDS = 60.0
 _LONGEST_LINE = 500
+_SIGNALLED = 128  # exit codes from here on are those of signals
 
 
 class EndedJobs:
@@ -52,8 +54,17 @@ class EndedJobs:
 
     def requeued(self, job: SlurmJob, code: int | None) -> Exit | None:
         """Return the end of a job that began, and waits again: an administrator has requeued it."""
-        waits = self._seconds(job.name, "requeued") < _ANSWER_SECONDS  # the last answer may be older than its start
-        return None if waits else Exit(code, "preempted", f"Slurm job {job.id} was requeued")
+        if self._seconds(job.name, "requeued") < _ANSWER_SECONDS:  # the last answer may be older than its start
+            return None
+        if code is not None and code < _SIGNALLED and self._is_forgotten(job):
+            return Exit(code)
+        return Exit(code, "preempted", f"Slurm job {job.id} was requeued")
+
+    def _is_forgotten(self, job: SlurmJob) -> bool:
+        """Return whether nobody has requeued a job: a controller that was killed has forgotten that it began."""
+        with suppress(SlurmError):
+            return " Restarts=0 " in self._commands.run("scontrol", "--oneliner", "show", "job", job.id)
+        return False
 
     def of(self, job: SlurmJob, control: Path, code: int | None) -> Exit | None:
         """Return the end of a job that has ended for Slurm; None: its exit file may still come."""

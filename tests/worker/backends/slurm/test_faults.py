@@ -4,6 +4,7 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -71,8 +72,10 @@ def lose_answer(place, strike):
     def submit(program, *arguments):
         answer = run(program, *arguments)
         if program == "sbatch" and not struck.is_set():
-            struck.set()
-            strike()
+            try:
+                strike()
+            finally:
+                struck.set()
         return answer
 
     place.backend._commands.run = submit
@@ -89,6 +92,7 @@ def launch_with_kill(place, spec, victim, cluster):
         return place.launch(spec)
 
     def strike():
+        cluster.save(cluster.run("squeue", "-h", "-t", "all", "-n", spec.name, "-o", "%A"))
         cluster.kill(victim)
         raise SlurmError("Socket timed out on send/recv operation", unanswered=True)
 
@@ -98,8 +102,8 @@ def launch_with_kill(place, spec, victim, cluster):
     return launch.result(300)
 
 
-@pytest.mark.parametrize("victim", ["slurmctld", "slurmdbd", "n1", "worker"])
 @pytest.mark.parametrize("phase", ["submission", "run", "end"])
+@pytest.mark.parametrize("victim", ["slurmdbd", "n1", "worker", "slurmctld"])
 def test_a_kill_neither_loses_nor_doubles_a_job(slurm_accounting, tmp_path, monkeypatch, victim, phase):
     monkeypatch.setattr("worker.backends.slurm.backend._RETRY_SECONDS", 1.0)
     cluster, settings = slurm_accounting, SlurmSettings(enabled=True, poll_seconds=1, options=["--nodelist=n1"])
@@ -111,6 +115,7 @@ def test_a_kill_neither_loses_nor_doubles_a_job(slurm_accounting, tmp_path, monk
     else:
         handle = place.launch(spec)
         wait_until(lambda: place.output(spec) == b"up\n", "its first line")
+        cluster.save(handle["slurm"]["id"])
         if phase == "end":
             (spec.workspace / "go").touch()
         if victim == "worker":
@@ -136,6 +141,7 @@ def test_a_controller_that_is_away_for_long_loses_no_job(place, slurm, monkeypat
     monkeypatch.setattr("worker.backends.slurm.ends.time", later)
     monkeypatch.setattr("worker.backends.slurm.follower._REST_FACTOR", 0)
     spec, handle = place.running(UNTIL_GO)
+    slurm.save(handle["slurm"]["id"])
     slurm.kill("slurmctld")
     until, reports = time.monotonic() + 6, []
     place.job_id = f"{place.job_id[:-1]}0"
@@ -153,15 +159,19 @@ def test_a_controller_that_is_away_for_long_loses_no_job(place, slurm, monkeypat
         assert (ours.workspace / "runs").read_text() == "run\n"
 
 
-def test_a_job_that_slurm_forgot_runs_on_while_its_heartbeat_moves(place, monkeypatch):
-    """As after a controller that lost its state."""
+@pytest.mark.parametrize("states", [[], ["PENDING"]])
+def test_a_job_that_slurm_forgot_runs_on_while_its_heartbeat_moves(place, monkeypatch, states):
+    """As after a controller that lost its state, or only what it was told last: that the job began."""
     spec, handle = place.running(UNTIL_GO)
-    monkeypatch.setattr(place.backend._follower, "list_jobs", list)
-    monkeypatch.setattr(place.backend._follower, "_query_one", lambda _: None)
-    wait_until(lambda: place.backend.ended(handle) is None and place.backend._follower.is_missing(spec.name), "three")
+    follower = place.backend._follower
+    listed = [replace(job, state=state) for job, state in zip(follower.list_jobs(), states, strict=False)]
+    monkeypatch.setattr(follower, "list_jobs", lambda: listed)
+    monkeypatch.setattr(follower, "_query_one", lambda _: None)
+    wait_until(lambda: follower.is_missing(spec.name) or (states and follower.job(spec.name).state in states), "that")
     assert place.backend.ended(handle) is None
     (spec.workspace / "go").touch()
-    assert place.wait(handle).code == 7
+    end = place.wait(handle)
+    assert (end.code, end.reason) == (7, None)
 
 
 def test_a_job_that_an_administrator_requeues_is_an_attempt_of_its_own(place, slurm):
