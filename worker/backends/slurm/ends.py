@@ -74,7 +74,10 @@ class EndedJobs:
             return Exit(code, "preempted", f"Slurm job {job.id} was requeued")
         reason = _REASONS.get(job.state)
         may_come = code is None and read_control(control, "no_exit") is None
-        if may_come and self._seconds(job.name, job.state) < (_LATE_SECONDS if reason is None else _ANSWER_SECONDS):
+        # A killed controller starts a job anew that it has forgotten: that start fails, and the first one may live.
+        alive_at = _modified(control / "heartbeat") if reason is None else None
+        wait_seconds = _LATE_SECONDS if reason is None else _ANSWER_SECONDS
+        if may_come and self._seconds(job.name, (job.state, alive_at)) < wait_seconds:
             return None
         limit = read_control(control, "slurm_limit")
         if limit is not None and reason in {None, "time_limit"}:

@@ -159,16 +159,20 @@ def test_a_controller_that_is_away_for_long_loses_no_job(place, slurm, monkeypat
         assert (ours.workspace / "runs").read_text() == "run\n"
 
 
-@pytest.mark.parametrize("states", [[], ["PENDING"]])
+@pytest.mark.parametrize("states", [[], ["PENDING"], ["FAILED"]])
 def test_a_job_that_slurm_forgot_runs_on_while_its_heartbeat_moves(place, monkeypatch, states):
-    """As after a controller that lost its state, or only what it was told last: that the job began."""
+    """As after a controller that lost its state, or only that the job began, and failed to start it again."""
+    monkeypatch.setattr("worker.backends.slurm.ends._LATE_SECONDS", 1.0)
     spec, handle = place.running(UNTIL_GO)
     follower = place.backend._follower
     listed = [replace(job, state=state) for job, state in zip(follower.list_jobs(), states, strict=False)]
     monkeypatch.setattr(follower, "list_jobs", lambda: listed)
     monkeypatch.setattr(follower, "_query_one", lambda _: None)
     wait_until(lambda: follower.is_missing(spec.name) or (states and follower.job(spec.name).state in states), "that")
-    assert place.backend.ended(handle) is None
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        (spec.control / "heartbeat").touch()
+        assert place.backend.ended(handle) is None
     (spec.workspace / "go").touch()
     end = place.wait(handle)
     assert (end.code, end.reason) == (7, None)
