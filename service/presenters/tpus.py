@@ -7,6 +7,7 @@ from core.db.database import now
 from core.db.models.jobs import Job
 from core.jobs import cloud_resources
 from core.jobs.cloud_resources import CloudResource
+from core.jobs.states import OWNED
 from service.schemas.tpus import Tpus, TpuView
 
 _TOTAL_DAYS = 30
@@ -38,6 +39,7 @@ def _tpu_view(resource: CloudResource, job: Job, cost: float) -> TpuView:
         provisioning=resource.kind.removeprefix("tpu_"),
         detail=resource.detail or None,
         job_id=job.id,
+        owned=job.state in OWNED and job.attempt == resource.attempt,
         job_name=job.shown_name,
         machine_type=job.machine_type,
         simulated=job.simulated,

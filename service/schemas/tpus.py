@@ -17,6 +17,7 @@ class TpuView(View):
     health: str | None = Field(description="the cloud's name of the health; null: not known")
     detail: str | None
     job_id: str = Field(description="job that owns it")
+    owned: bool = Field(description="whether that job still runs the attempt; else it is deleted next")
     job_name: str
     attempt: int
     machine_type: str

@@ -80,9 +80,14 @@ class OrphanSweep:
         return (self._api.delete_queued if kind == QUEUED else self._api.delete_node)(orphan.zone, orphan.id)
 
     def _list_labelled(self, zone: str) -> Iterator[tuple[str, Node | QueuedResource]]:
-        """Yield labelled resources; queued resources first, since their nodes are deleted with them."""
+        """Yield the resources of this installation."""
         ours = self._resource_inventory.installation()
-        for kind, listed in ((QUEUED, self._api.queued_resources), (NODE, self._api.nodes)):
-            for resource in listed(zone):
-                if resource.labels.get(LABEL) == ours:
-                    yield kind, resource
+        return ((kind, row) for kind, row in list_labelled(self._api, zone) if row.labels[LABEL] == ours)
+
+
+def list_labelled(api: TpuApi, zone: str) -> Iterator[tuple[str, Node | QueuedResource]]:
+    """Yield the resources of all installations, queued resources first: their nodes are deleted with them."""
+    for kind, listed in ((QUEUED, api.queued_resources), (NODE, api.nodes)):
+        for resource in listed(zone):
+            if LABEL in resource.labels:
+                yield kind, resource
