@@ -33,6 +33,7 @@ OUTSIDE = {
     "tests/support/toy_backend.py": "toy.md",
 }
 """Pages of the site by the files outside of docs/ that they show."""
+_texts: dict[str, tuple[str, str]] = {}  # title and Markdown of the pages that were built
 _LINK = re.compile(r"(\]\()([^)\s#:]+)([)#])")
 
 
@@ -58,4 +59,17 @@ def on_page_markdown(markdown: str, page: Page, config: ProperDocsConfig, files:
         there = OUTSIDE.get(target) or target.removeprefix("docs/")
         return f"{link[1]}{os.path.relpath(there, Path(uri).parent)}{link[3]}"
 
-    return _LINK.sub(to_page, markdown)
+    _texts[uri] = page.title or uri, _LINK.sub(to_page, markdown)
+    return _texts[uri][1]
+
+
+def on_post_build(config: ProperDocsConfig) -> None:
+    """Write each page's Markdown beside it, and llms.txt, which lists them, as https://llmstxt.org says it."""
+    site = Path(config.site_dir)
+    for uri, (_, text) in _texts.items():
+        (site / uri).write_text(text, encoding="utf-8")
+    pages = "\n".join(f"- [{title}]({uri})" for uri, (title, _) in _texts.items())
+    summary = (
+        "Job submission for machine-learning training: from a folder to a machine, with log, metrics and artifacts."
+    )
+    (site / "llms.txt").write_text(f"# {config.site_name}\n\n> {summary}\n\n## Pages\n\n{pages}\n", encoding="utf-8")

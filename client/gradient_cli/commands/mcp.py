@@ -1,0 +1,26 @@
+"""`mcp`: let a program that speaks the Model Context Protocol work with the server, over standard input and output."""
+
+from __future__ import annotations
+
+import argparse
+
+from gradient_cli.errors import OK, ClientError
+from gradient_cli.options import add_connection
+
+
+def add_mcp(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--write", action="store_true", help="also offer tools that submit and stop jobs")
+    add_connection(parser)
+    parser.set_defaults(run=serve)
+
+
+def serve(args: argparse.Namespace) -> int:
+    try:
+        from gradient_cli.mcp_tools import build_server
+    except ImportError as error:
+        raise ClientError(
+            f"the library mcp is missing ({error.name or error})",
+            hint="Python 3.10 or newer: pip install 'gradient-jobs-client[mcp]'.",
+        ) from None
+    build_server(getattr(args, "url", None), getattr(args, "apiKey", None), write=args.write).run()
+    return OK
