@@ -45,7 +45,9 @@ def test_every_document_has_a_page(site):
 def test_each_page_is_there_as_markdown_and_listed_for_programs(site):
     listed = re.findall(r"^- \[.+\]\((.+\.md)\)$", (site / "llms.txt").read_text(), re.MULTILINE)
     assert {site / page for page in listed} == set(site.rglob("*.md"))
-    assert {path.with_suffix(".html") for path in site.rglob("*.md") if path.name != "README.md"} <= set(site.rglob("*.html"))
+    assert {path.with_suffix(".html") for path in site.rglob("*.md") if path.name != "README.md"} <= set(
+        site.rglob("*.html")
+    )
     assert (site / "agents.md").read_text().startswith("# Agents")
 
 

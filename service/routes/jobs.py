@@ -212,7 +212,10 @@ def stop_job(
     return job_view(session, app_state, job)
 
 
-@router.post("/{job_id}/release")
+@router.post(
+    "/{job_id}/release",
+    responses={409: {"model": ErrorView, "description": "The job is not kept: nothing was changed."}},
+)
 @runs_in(lambda lanes: lanes.urgent)
 def release_job(session: WriteSession, app_state: AppStateDep, _caller: Caller, job_id: str) -> JobView:
     """End the time for which the machine of a failed job is kept."""
