@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 
 from gradient_cli.errors import OK, ClientError
 from gradient_cli.options import add_connection
@@ -16,11 +17,11 @@ def add_mcp(parser: argparse.ArgumentParser) -> None:
 
 def serve(args: argparse.Namespace) -> int:
     try:
-        from gradient_cli.mcp_tools import build_server
+        tools = import_module("gradient_jobs.agent_tools")  # of the SDK, which is above this package
     except ImportError as error:
         raise ClientError(
             f"the library mcp is missing ({error.name or error})",
             hint="Python 3.10 or newer: pip install 'gradient-jobs-client[mcp]'.",
         ) from None
-    build_server(getattr(args, "url", None), getattr(args, "apiKey", None), write=args.write).run()
+    tools.build_server(getattr(args, "url", None), getattr(args, "apiKey", None), write=args.write).run()
     return OK
