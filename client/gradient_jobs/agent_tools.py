@@ -52,7 +52,7 @@ read_log with tail, mend the files, and submit again. What a job writes to $GRAD
 
 
 class Preview(TypedDict):
-    """What would happen, and the token with which it does."""
+    """Consequences of a call, and the token with which they come about."""
 
     would_happen: dict[str, Any]
     confirm_token: str
