@@ -21,6 +21,7 @@ import bench.jobs.first_line
 import bench.jobs.line_latency
 import bench.jobs.log_shipping
 import bench.jobs.rate
+import bench.jobs.slurm_jobs
 import bench.jobs.sweep
 import bench.server.abuse_latency
 import bench.server.big_table
@@ -43,6 +44,7 @@ BENCHES: dict[str, Callable[[Size], Result]] = {
     "first-line": bench.jobs.first_line.run,
     "jobs-rate": bench.jobs.rate.run,
     "array-rate": bench.jobs.array_rate.run,
+    "slurm-jobs": bench.jobs.slurm_jobs.run,
     "sweep": bench.jobs.sweep.run,
     "submit-rate": bench.submissions.rate.run,
     "line": bench.jobs.line_latency.run,

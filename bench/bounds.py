@@ -84,6 +84,8 @@ REUPLOAD_SECONDS = 1.0
 """One file of 10,000 changed, submitted."""
 REUPLOAD_PERCENT = 1.0
 """Bytes sent, of the folder."""
+SLURM = 1.2
+"""Jobs on a Slurm cluster, times the same by sbatch alone."""
 START_SECONDS = 2.0
 """Start of the API."""
 START_CPU = 3.0

@@ -35,6 +35,7 @@ from worker.runner.control_files import may_have_launched, read_exit_time
 
 SHORT_SECONDS = 1.0  # longest time of a member, start and end included, after which further ones are taken for short
 _AT_ONCE_SECONDS = 0.3  # a member that runs longer is recorded as running
+_REMEMBERED_ARRAYS = 1000
 _READY = "ready"  # name of the folders that the next member gets
 _BESIDE = (("workspace", "workspace.json"), (FOLDER, LINK))
 """Files of the scratch folder that describe one of the folders."""
@@ -59,6 +60,34 @@ class ArraySlot:
     def close(self) -> None:
         self.sandbox.close()
         remove_tree(self.folder)
+
+
+class ShortArrays:
+    """Arrays whose last member that ended was short."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, None] = {}  # the latest last
+
+    def have(self, job: Job) -> bool:
+        """Return whether a job is a member of an array that is run in a slot with others."""
+        if (
+            job.array_id is None
+            or {job.nodes, job.spec.keep_on_fail} != {None}
+            or job.backend != "process"
+            or job.state is not JobState.STARTING
+        ):
+            return False
+        wanted = job.spec.array_reuse
+        return wanted == "on" or (wanted is None and job.array_id in self._ids)
+
+    def remember(self, job: Job, seconds: float) -> None:
+        """Remember whether a job that has ended, after these seconds, was a short member of an array."""
+        if job.array_id is not None:
+            self._ids.pop(job.array_id, None)
+            if seconds <= SHORT_SECONDS:
+                self._ids[job.array_id] = None
+            for oldest in list(self._ids)[:-_REMEMBERED_ARRAYS]:
+                self._ids.pop(oldest, None)
 
 
 class _Ended(NamedTuple):

@@ -14,7 +14,7 @@ import psutil
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from core.catalogue.backends import containers_offer, enabled_backends
+from core.catalogue.backends import capabilities_of, containers_offer, enabled_backends
 from core.catalogue.machine_types import Catalogue, MachineType
 from core.db.database import Database
 from core.db.models.jobs import Job
@@ -23,7 +23,7 @@ from core.formatting import MIB
 from core.jobs import lifecycle, queries
 from core.jobs.costs import limits
 from core.jobs.costs.limits import Deadline
-from core.jobs.scheduling import claims
+from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
 from core.security import api_keys
@@ -273,6 +273,14 @@ class WorkerContext(Stores):
         else:
             return None
         return None if extended is None else limits.deadline(extended)
+
+    def claimed_with(self, job: Job, held: Collection[str]) -> list[Job]:
+        """Return the members of its array that were claimed together with a job, without those that are held."""
+        if job.array_id is None or not capabilities_of(job.backend).own_queue:
+            return []
+        with self.database.read() as session:
+            jobs = workers.starting(session, self.worker_name, self.hostname, Job.array_id == job.array_id)
+        return [other for other in jobs if other.id != job.id and other.id not in held]
 
     def write(self, action: Callable[[Session], T]) -> T:
         """Run one short transaction."""

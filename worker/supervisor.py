@@ -5,8 +5,10 @@ import os
 import signal
 import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sqlalchemy.orm import Session
 
@@ -15,12 +17,11 @@ from core.db.models.jobs import Job
 from core.errors import GradientError, StoreUnavailable, WorkerNameTaken, WorkerNotFound
 from core.jobs import lifecycle
 from core.jobs.scheduling import claims, workers
-from core.jobs.states import JobState
 from core.monitoring.logging import bind
 from core.notify.wakeup_file import WakeupFile
 from core.system.inotify import FileWatcher
 from core.system.untrusted_folders import remove_tree
-from worker.array_members import SHORT_SECONDS, ArraySlot, MemberRun, slots_folder
+from worker.array_members import ArraySlot, MemberRun, ShortArrays, slots_folder
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import run_attempt
 from worker.attempt.self_fence import SelfFence
@@ -29,6 +30,7 @@ from worker.exec.listener import ExecListener
 from worker.home import close_job_folders, lock_worker_name
 from worker.maintenance.job_sweep import Sweep
 from worker.registration import Registration
+from worker.running_attempts import RunningAttempt, apply_heartbeat, bind_members
 from worker.service_link.link import Refused, TokenRefused
 from worker.statsd.listener import Listener
 from worker.usable_gpus import UsableGpus
@@ -41,17 +43,8 @@ _DETACH_SECONDS = 20.0
 _FENCE_CHECK_SECONDS = 5.0
 _LEASES_SECONDS = 0.1
 _DISK_SECONDS = 1.0
-_REMEMBERED_ARRAYS = 1000
 MAX_WAITING = 16  # jobs that may wait for a TPU without a slot: each has a thread here, and asks Google
 """Shortest time between two reads of all leases: each submission on this host notifies its workers, too."""
-
-
-@dataclass(slots=True, eq=False)
-class _RunningAttempt:
-    job: Job  # the row as it was claimed or adopted
-    control: AttemptControl
-    thread: threading.Thread
-    claimed: bool = True  # False: the claim is not committed yet
 
 
 class Supervisor:
@@ -65,7 +58,8 @@ class Supervisor:
         )
         self._registration = Registration(context, self._slots)
         self._watcher = FileWatcher(notifier.path)
-        self._running: dict[str, _RunningAttempt] = {}
+        self._running: dict[str, RunningAttempt] = {}
+        self._unbegun: deque[RunningAttempt] = deque()  # those of them that a slot has to be free for
         self._stopping = threading.Event()
         self._offer = context.build_offer()
         _ = context.fetcher  # created now, to log a missing sandbox at the start, not at the first job
@@ -80,7 +74,7 @@ class Supervisor:
         self._heartbeat_at = self._adopt_at = self._leases_at = 0.0
         self._registered = self._expects_job = self._leases_unread = False
         self._gpus = UsableGpus(context)
-        self._short_arrays: dict[str, None] = {}  # whose last member was short, the latest last
+        self._short_arrays = ShortArrays()
         self._disk_shortage: str | None = None
         self._claim_failure: str | None = None
         self._disk_until, self._lacked_disk = 0.0, False
@@ -113,12 +107,13 @@ class Supervisor:
             self._watcher.wait(self._pause())
             notified = self._watcher.changed  # not only that an attempt has ended
         self._context.default_environment.stop()
-        running = list(self._running.values())
-        for attempt in running:
+        self._unbegun.clear()
+        threads = [(attempt, thread) for attempt in list(self._running.values()) if (thread := attempt.thread)]
+        for attempt, _ in threads:
             attempt.control.detach()
         deadline = time.monotonic() + _DETACH_SECONDS
-        for attempt in running:
-            attempt.thread.join(max(0.0, deadline - time.monotonic()))
+        for _, thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
         self._sweep_thread.join(max(0.0, deadline - time.monotonic()))
         self._statsd.stop()
         self._exec.stop()
@@ -194,7 +189,7 @@ class Supervisor:
         link, failure = self._context.link, None
         try:
             while self._has_free_slot() and not self._stopping.is_set() and (link is None or link.problem is None):
-                if not self._claim():
+                if not self._begin_next() and not self._claim():
                     break
         except Refused as error:
             failure = error.message
@@ -213,7 +208,7 @@ class Supervisor:
 
     def _has_free_slot(self) -> bool:
         """Return whether another job may be claimed; of those that wait for a cloud, a limited number has none."""
-        running = list(self._running.values())
+        running = [attempt for attempt in list(self._running.values()) if attempt.thread is not None]
         waiting = [capabilities_of(attempt.job.backend) for attempt in running if attempt.control.waiting]
         elsewhere = sum(backend.own_queue for backend in waiting)
         return len({attempt.thread for attempt in running}) - min(len(waiting), elsewhere + MAX_WAITING) < self._slots
@@ -251,9 +246,10 @@ class Supervisor:
             )
 
         with self._claiming:
-            for job in self._context.write(adopt):
+            jobs = self._context.write(adopt)
+            for job in jobs:
                 logger.info("job_adopted", extra=job.log_context())
-                self._start_attempt(job)
+            self._start_attempts(jobs)
 
     def _claim(self) -> bool:
         # After a claim there are likely more jobs, too: the check without the lock would be made for nothing.
@@ -268,7 +264,7 @@ class Supervisor:
             return False
         job = self._context.claim(offer)
         if job is not None:
-            self._start_attempt(job)
+            self._start_attempts([job, *self._context.claimed_with(job, self._running)])
             self._expects_job = True
             if job.nodes is not None:
                 self._context.notify_host()  # other nodes may be this worker's, or those of others
@@ -293,30 +289,45 @@ class Supervisor:
         with self._context.database.read() as session:
             return claims.has_claimable_job(session, offer)
 
-    def _start_attempt(self, job: Job) -> None:
-        attempt = self._keep(job)
+    def _start_attempts(self, jobs: Sequence[Job]) -> None:
+        """Start attempts at once, and those that will wait elsewhere as slots are free."""
+        attempts = [self._keep(job) for job in jobs]
+        wait = [attempt for attempt in attempts if attempt.will_wait]
+        bind_members(wait, self._context)
+        self._unbegun.extend(wait)
+        for attempt in attempts:
+            if not attempt.will_wait:
+                self._begin(attempt)
+        self._begin_next()
+
+    def _begin_next(self) -> bool:
+        with suppress(IndexError):
+            self._begin(self._unbegun.popleft())
+            return True
+        return False
+
+    def _begin(self, attempt: RunningAttempt) -> None:
+        """Start a thread for an attempt, or for one that no longer waits elsewhere."""
+        job_id = attempt.job.id
+        attempt.thread = threading.Thread(target=self._run_attempts, args=(attempt,), name=f"job-{job_id}", daemon=True)
         try:
             attempt.thread.start()
         except BaseException:  # as with too many threads; the job is adopted later
             self._release(attempt)
             raise
 
-    def _keep(self, job: Job, thread: threading.Thread | None = None) -> _RunningAttempt:
-        """Add a job to those that run here: in a thread of its own, or next in this one, once its claim is recorded."""
+    def _keep(self, job: Job, thread: threading.Thread | None = None) -> RunningAttempt:
+        """Add a job to those that run here; with a thread, next in this one, once its claim is recorded."""
         control = AttemptControl(stop_requested=job.stop_requested_at is not None, on_slot_free=self._watcher.wake)
-        runner = thread or threading.Thread(
-            target=self._run_attempts, args=(job.id,), name=f"job-{job.id}", daemon=True
-        )
-        self._running[job.id] = attempt = _RunningAttempt(job, control, runner, claimed=thread is None)
+        self._running[job.id] = attempt = RunningAttempt(job, control, thread, claimed=thread is None)
         return attempt
 
-    def _release(self, attempt: _RunningAttempt) -> None:
+    def _release(self, attempt: RunningAttempt) -> None:
         if self._running.get(attempt.job.id) is attempt:
             del self._running[attempt.job.id]
 
-    def _run_attempts(self, job_id: str) -> None:
+    def _run_attempts(self, attempt: RunningAttempt | None) -> None:
         """Run a job and, after a short member of an array, those that were claimed as it ended."""
-        attempt: _RunningAttempt | None = self._running[job_id]
         slot = ArraySlot(self._context, None)
         while attempt is not None:
             bind(**attempt.job.log_context())
@@ -327,18 +338,28 @@ class Supervisor:
             try:
                 following = self._run_attempt(attempt, slot)
             finally:
-                self._remember_time(attempt.job, time.monotonic() - began)
-                self._release(attempt)
-                attempt = following
+                if attempt.run is None:
+                    self._short_arrays.remember(attempt.job, time.monotonic() - began)
+                    self._release(attempt)
+                attempt.settle()
+                attempt = following or self._next_unbegun()
         self._watcher.wake()  # the thread is still alive when the loop wakes, but its slot is free
         slot.close()
 
-    def _run_attempt(self, attempt: _RunningAttempt, slot: ArraySlot) -> _RunningAttempt | None:
-        """Run a job; return the one that was claimed to be run next."""
-        if not self._is_short_member(attempt.job):
-            run_attempt(self._context, attempt.job, attempt.control)
-            return None
-        claimed: list[_RunningAttempt] = []
+    def _next_unbegun(self) -> RunningAttempt | None:
+        with suppress(IndexError):
+            if self._has_free_slot():
+                attempt = self._unbegun.popleft()
+                attempt.thread = threading.current_thread()
+                return attempt
+        return None
+
+    def _run_attempt(self, attempt: RunningAttempt, slot: ArraySlot) -> RunningAttempt | None:
+        """Run a job; return the one that is to be run next, which was claimed, or no longer waits elsewhere."""
+        if not self._short_arrays.have(attempt.job):
+            attempt.run = run_attempt(self._context, attempt.job, attempt.control, attempt.run)
+            return attempt if attempt.run is not None and not attempt.park(self._begin) else None
+        claimed: list[RunningAttempt] = []
 
         def claim(session: Session | None) -> Job | None:
             if self._stopping.is_set() or not self._registered or self._offer.gpus or self._lacks_disk():
@@ -365,27 +386,6 @@ class Supervisor:
                 following.control.detach()
         return following
 
-    def _is_short_member(self, job: Job) -> bool:
-        """Return whether a job is a member of an array that is run in a slot with others."""
-        if (
-            job.array_id is None
-            or {job.nodes, job.spec.keep_on_fail} != {None}
-            or job.backend != "process"
-            or job.state is not JobState.STARTING
-        ):
-            return False
-        wanted = job.spec.array_reuse
-        return wanted == "on" or (wanted is None and job.array_id in self._short_arrays)
-
-    def _remember_time(self, job: Job, seconds: float) -> None:
-        """Remember whether the last member of an array that has ended was short."""
-        if job.array_id is not None:
-            self._short_arrays.pop(job.array_id, None)
-            if seconds <= SHORT_SECONDS:
-                self._short_arrays[job.array_id] = None
-            for oldest in list(self._short_arrays)[:-_REMEMBERED_ARRAYS]:
-                self._short_arrays.pop(oldest, None)
-
     def _send_heartbeat(self) -> None:
         requested_at, running, offer = time.monotonic(), self._claimed(), self._offer
         if self._claim_failure is not None:
@@ -397,7 +397,7 @@ class Supervisor:
             return
         self._fence.record_contact(requested_at)
         self._heartbeat_at = time.monotonic() + self._worker_settings.heartbeat_seconds
-        _apply_heartbeat(running, heartbeats)
+        apply_heartbeat(running, heartbeats)
         self._start_new_nodes(heartbeats)
 
     def _check_leases(self) -> None:
@@ -408,7 +408,7 @@ class Supervisor:
         self._leases_at, running = time.monotonic() + _LEASES_SECONDS, self._claimed()
         with self._context.database.read() as session:
             leases = workers.current_leases(session, self._context.worker_name, self._context.hostname)
-        _apply_heartbeat(running, leases)
+        apply_heartbeat(running, leases)
         self._start_new_nodes(leases)
 
     def _start_new_nodes(self, heartbeats: dict[str, workers.HeartbeatResult]) -> None:
@@ -416,19 +416,9 @@ class Supervisor:
         if not any(heartbeat.is_new_node for job_id, heartbeat in heartbeats.items() if job_id not in self._running):
             return
         with self._context.database.read() as session:
-            nodes = workers.new_nodes(session, self._context.worker_name, self._context.hostname)
-        for job in nodes:
-            if job.id not in self._running:
-                self._start_attempt(job)
+            name, host = self._context.worker_name, self._context.hostname
+            nodes = workers.starting(session, name, host, Job.nodes.is_not(None))
+        self._start_attempts([job for job in nodes if job.id not in self._running])
 
-    def _claimed(self) -> list[_RunningAttempt]:
+    def _claimed(self) -> list[RunningAttempt]:
         return [attempt for attempt in list(self._running.values()) if attempt.claimed]
-
-
-def _apply_heartbeat(running: list[_RunningAttempt], heartbeats: dict[str, workers.HeartbeatResult]) -> None:
-    """Release the jobs that were lost, and stop those that should stop.
-
-    `running`: those that were claimed before the heartbeats were read.
-    """
-    for attempt in running:
-        attempt.control.apply(heartbeats.get(attempt.job.id), attempt.job.lease)

@@ -46,7 +46,7 @@ def run(size: Size) -> Result:
                     cpu[name, how].add(1000 * (cpu_seconds(service.pid) - before) / count)
                 pools[name].add(_run_pool(command, count))
                 if slurm is not None:
-                    slurms[name].add(slurm.run_array(command, count))
+                    slurms[name].add(count / slurm.run_array(command, count))
     rate = ours["true", "reuse"]
     times = ratio_goal(
         "time of python's members, of a pool", pools["python -c pass"], ours["python -c pass", "reuse"], 1

@@ -58,17 +58,23 @@ member's end to the next one's start it takes about 0.7 s, so that 32 at once on
 class Slurm:
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._folder = folder
-        self._environment = environment
-        self._ended = 0
+        self.environment = environment
 
     def run_array(self, command: str, count: int) -> float:
-        """Run an array of `count` members; return the members per second, to the end of the last one."""
-        self._ended += count
-        began = time.perf_counter()
-        batch = ["sbatch", f"--array=0-{count - 1}", "--output=/dev/null", f"--wrap={command}"]
-        subprocess.run(batch, cwd=self._folder, env=self._environment, check=True, capture_output=True)
-        wait_for(lambda: True if self._count_ended() >= self._ended else None, "Slurm's members", _LONGEST_SECONDS)
-        return count / (time.perf_counter() - began)
+        """Run an array of `count` members; return the seconds to the end of the last one."""
+        return self._run([[f"--array=0-{count - 1}"]], command, count)
+
+    def run_jobs(self, command: str, count: int) -> float:
+        """Run single jobs; return the seconds to the end of the last one."""
+        return self._run([[]] * count, command, count)
+
+    def _run(self, submissions: list[list[str]], command: str, count: int) -> float:
+        before, began = self._count_ended(), time.perf_counter()
+        for options in submissions:
+            batch = ["sbatch", *options, "--output=/dev/null", f"--wrap={command}"]
+            subprocess.run(batch, cwd=self._folder, env=self.environment, check=True, capture_output=True)
+        wait_for(lambda: self._count_ended() >= before + count or None, "Slurm's jobs", _LONGEST_SECONDS)
+        return time.perf_counter() - began
 
     def _count_ended(self) -> int:
         file = self._folder / "ended"

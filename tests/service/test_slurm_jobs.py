@@ -271,3 +271,23 @@ def test_a_grace_period_as_long_as_the_clusters_limit_ends_no_job_at_once(jobs):
     job_id = jobs.submit("sleep 40; echo done", stopGrace=3600)
     assert jobs.reach(job_id, "Stopped", "Error", "Failed", "Cancelled")["exitCode"] == 0
     assert jobs.log(job_id) == ["done"]
+
+
+def test_an_array_is_one_submission_and_its_members_wait_without_threads(jobs, worker, closed, slurm, client):
+    body = make_job_body(command="echo $GRADIENT_ARRAY_INDEX", machineType="cluster", array="0-4%2")
+    array_id = client.post("/jobs", json=body).json()["arrayId"]
+    wait_until(lambda: slurm.run("squeue", "-h", "-r").count("\n") == 4, "Slurm to have all members")
+    assert "[0-4%2]" in slurm.run("squeue", "-h", "-o", "%i")
+    ids = [job["id"] for job in client.get("/jobs", params={"array": array_id}).json()["jobs"]][::-1]
+    wait_until(lambda: all("artition" in (jobs.get(job)["phaseDetail"] or "") for job in ids), "Slurm's reason")
+    wait_until(
+        lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("job-j")], "no thread to wait"
+    )
+    jobs.stop(ids[1])
+    jobs.reach(ids[1], "Cancelled")
+    worker.stop()
+    worker.start()
+    closed()
+    for index in (0, 2, 3, 4):
+        assert jobs.reach(ids[index], "Stopped")["attempt"] == 1
+        assert jobs.log(ids[index]) == [str(index)]

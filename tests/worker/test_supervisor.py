@@ -28,7 +28,7 @@ def attempts(monkeypatch, tmp_path):
     """The signals of every attempt that runs, by job id; an attempt ends when it is detached."""
     running = {}
 
-    def wait(_host, job, signals):
+    def wait(_host, job, signals, _run):
         running[job.id] = signals
         with FileWatcher(tmp_path) as watcher:
             signals.set_watcher(watcher)

@@ -26,6 +26,9 @@ class AttemptControl:
         self.start_unrecorded = False
         self._detached = threading.Event()
         self._watcher: FileWatcher | None = None
+        self.together = False  # whether the job may be submitted with other members of its array
+        self._resume: Callable[[], None] | None = None
+        self._resumed = False
         self._lock = threading.Lock()
 
     @property
@@ -87,6 +90,10 @@ class AttemptControl:
         if self._detached.wait(seconds):
             raise Detached
 
+    def may_retry(self, seconds: float) -> bool:
+        """Wait before the next try; return False if the attempt must release the job instead."""
+        return not self._detached.wait(seconds)
+
     @property
     def monitored(self) -> bool:
         """True while a watch follows the job and acts on requests."""
@@ -96,7 +103,25 @@ class AttemptControl:
         with self._lock:
             self._watcher = watcher
 
+    def park(self, resume: Callable[[], None]) -> bool:
+        """Let this be called for the next request, while no thread runs the attempt; False: there was one meanwhile."""
+        with self._lock:
+            if self._resumed:
+                self._resumed = False
+                return False
+            self._resume = resume
+            return True
+
+    def resume(self) -> None:
+        """Let a thread run the attempt that waits elsewhere."""
+        with self._lock:
+            resume, self._resume = self._resume, None
+            self._resumed = resume is None
+        if resume is not None:
+            resume()
+
     def _wake(self) -> None:
         with self._lock:
             if self._watcher is not None:
                 self._watcher.wake()
+        self.resume()

@@ -35,6 +35,7 @@ from worker.attempt.outputs.collection import CollectedOutputs, Collection
 from worker.attempt.outputs.recorder import EventFileReads, OutputRecorder, build_log, open_log_shipper
 from worker.attempt.self_fence import contact_lost_detail
 from worker.attempt.spans import AttemptSpans
+from worker.backends import base
 from worker.backends.base import Exit, Handle, ImageBackend, ImageBuild, JobPython, LaunchError, LaunchSpec
 from worker.backends.process.isolated_programs import Limits
 from worker.context import WorkerContext
@@ -69,6 +70,7 @@ class AttemptRun:
         # once: some of a process depend on the number of keys
         self._capabilities = self._backend.capabilities.for_image(job.image)
         self._spans = AttemptSpans(job)
+        self._spec: LaunchSpec | None = None  # while the job waits elsewhere
         self._set_waiting()
 
     def run(self) -> None:
@@ -119,8 +121,9 @@ class AttemptRun:
 
     def start(self) -> None:
         try:
-            with self._spans.step("prepare"):
-                self.prepare()
+            if self._spec is None:
+                with self._spans.step("prepare"):
+                    self.prepare()
             with self._spans.step("launch"):
                 handle = self.launch()
         except (LaunchError, OSError) as error:
@@ -149,8 +152,9 @@ class AttemptRun:
 
     def launch(self) -> Handle | None:
         """Start the command, or only build the image: then return None."""
-        spec = self._launch_spec()
+        spec = self._spec or self._launch_spec()
         if spec.build is None:
+            self._spec = spec if self._capabilities.own_queue else None
             return self._backend.launch(spec, self._confirm, self._report_progress)
         if not isinstance(self._backend, ImageBackend):
             raise LaunchError("image_build", "this machine has no container engine to build images")
@@ -355,6 +359,8 @@ class AttemptRun:
             host_network=places.several_hosts,
             python=self._prepare_python(),
             check=self._check,
+            resume=self._requests.resume,
+            together=self._requests.together,
         )
 
     def _prepare_python(self) -> JobPython | None:
@@ -390,8 +396,8 @@ class AttemptRun:
                 return
 
     def _set_waiting(self) -> None:
-        """Free the slot of a job that only waits, or that runs where it uses nothing of this host."""
-        runs_elsewhere = self._capabilities.own_queue and self.job.state is JobState.RUNNING
+        """Free the slot of a job that only waits, or that runs and ends where it uses nothing of this host."""
+        runs_elsewhere = self._capabilities.own_queue and self.job.state is not JobState.STARTING
         self._requests.set_waiting(waiting=self.job.phase == WAITING_PHASE or runs_elsewhere)
 
     def _save_output(self) -> None:
@@ -407,8 +413,13 @@ class AttemptRun:
         return row if row is not None and row.lease == self.job.lease and row.state is not self.job.state else None
 
 
-def run_attempt(context: WorkerContext, job: Job, control: AttemptControl, attempt: AttemptRun | None = None) -> None:
-    """Run an attempt to its end, or until this worker must release it. Raises nothing."""
+def run_attempt(
+    context: WorkerContext, job: Job, control: AttemptControl, attempt: AttemptRun | None = None
+) -> AttemptRun | None:
+    """Run an attempt to its end, or until this worker must release it. Raises nothing.
+
+    Returns one that waits elsewhere, for which this is called again when it is resumed.
+    """
     logger.info("attempt_opened", extra={"state": job.state, "machine_type": job.machine_type})
     failures = 0
     while True:
@@ -416,10 +427,12 @@ def run_attempt(context: WorkerContext, job: Job, control: AttemptControl, attem
         try:
             attempt = attempt or AttemptRun(context, job, control)
             attempt.run()
+        except base.WaitsElsewhere:
+            return attempt
         except (LeaseLost, Detached) as error:
             logger.info("attempt_released", extra={"why": str(error) or "the worker is shutting down"})
         except StoreUnavailable:
-            if _wait_before_retry(control, DATABASE_PAUSE_SECONDS):
+            if control.may_retry(DATABASE_PAUSE_SECONDS):
                 continue
         except Exception as error:  # the job must not be left unwatched
             logger.exception("attempt_failed")
@@ -427,18 +440,9 @@ def run_attempt(context: WorkerContext, job: Job, control: AttemptControl, attem
             failures = 1 if time.monotonic() - began > _FAILURE_RESET_SECONDS else failures + 1
             if failures >= _MAX_FAILURES:
                 _fail_attempt(attempt, error)
-            elif _wait_before_retry(control, FAILURE_PAUSE_SECONDS):
+            elif control.may_retry(FAILURE_PAUSE_SECONDS):
                 continue
-        return
-
-
-def _wait_before_retry(control: AttemptControl, seconds: float) -> bool:
-    """Wait before the next try; return False if the worker must release the job instead."""
-    try:
-        control.pause(seconds)
-    except Detached:
-        return False
-    return True
+        return None
 
 
 def _fail_attempt(attempt: AttemptRun | None, error: Exception) -> None:

@@ -139,6 +139,9 @@ class LaunchSpec:
     is_first_node: bool = False  # whether other nodes join its network
     first_node: tuple[str, int] | None = None  # job and attempt of rank 0, whose network it shares; None: its own
     check: Callable[[], None] = no_check  # raises if the start must be aborted; cheap, and usable from any thread
+    resume: Callable[[], None] | None = None
+    """Has an attempt that waits elsewhere launched again; None: `launch` waits itself."""
+    together: bool = False  # whether it may be submitted with other members of its array, by `submit_members`
     before_launch: Callable[[], None] = no_check  # called when its folders are ready for the command
 
     def base_handle(self) -> Handle:
@@ -171,6 +174,10 @@ class Exit:
     detail: str | None = None
     memory_bytes: int | None = None  # the memory in use that ended it; None if it ended otherwise
     at: float | None = field(default=None, compare=False)  # Unix time of its end; None: that of its exit file
+
+
+class WaitsElsewhere(Exception):
+    """An attempt waits in a queue elsewhere; its `resume` is called when `launch` is to be repeated."""
 
 
 class LaunchError(Exception):
@@ -288,6 +295,10 @@ class Backend(Protocol):
         """Return the bytes that the job's processes have written so far, to files or not; 0 if unknown."""
         del handle
         return 0
+
+    def submit_members(self, names: Collection[str], limit: int | None) -> None:
+        """Submit the members of an array that wait for it, of which at most `limit` may run at once."""
+        del names, limit  # each was launched by itself
 
     def metric_sockets(self) -> MetricSockets | None:
         """Return the sockets that jobs send metrics to, each its own; None: there are no such jobs."""

@@ -27,6 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session, aliased
 
+from core.catalogue.backends import capabilities_of
 from core.db import turns
 from core.db.database import Base, now
 from core.db.models.jobs import IS_QUEUED, Attempt, GpuAllocation, Job, Project, Worker
@@ -44,6 +45,7 @@ from core.jobs.states import OWNED, WAITING_PHASE, JobState
 _NO_PORTS = PortRange(1, 0, "")
 _UNLIMITED = 2**31 - 1
 _MAX_TRIES = 3
+_MAX_TOGETHER = 1000  # members of an array in one claim, for a queue elsewhere
 _KEPT_QUERIES = 64
 _MAX_ARRAYS = 10  # of nodes that do not fit, each smaller than those before it, until one job is looked for
 _RESET_COLUMNS = (
@@ -170,8 +172,30 @@ def claim(session: Session, offer: WorkerOffer) -> Job | None:
                 of_hosts[to.host] = left.without_gpus_of(jobs[-1])
         free = of_hosts[offer.host]
         if jobs:
+            _claim_members_with(session, jobs[0], offer, free)
             return jobs[0]
     return None
+
+
+def _claim_members_with(session: Session, job: Job, offer: WorkerOffer, free: _FreeCapacity) -> None:
+    """Claim the other members of a job's array, too, if all of them can wait in a queue elsewhere.
+
+    That queue sees to the array's limit, unless some of its members are there already.
+    """
+    if job.array_id is None or job.nodes is not None or job.attempt > 1 or job.spec.ports:
+        return
+    others = select(func.count()).where(Job.array_id == job.array_id, is_one_of(Job.state, sorted(OWNED)))
+    if not capabilities_of(job.backend).own_queue or (job.array_limit is not None and session.scalar(others) != 1):
+        return
+    quota = session.scalar(select(Project.max_running).where(Project.id == job.project_id))
+    busy = select(func.count()).where(Job.project_id == job.project_id, is_one_of(Job.state, sorted(OWNED)))
+    room = _MAX_TOGETHER - 1 if quota is None else min(_MAX_TOGETHER - 1, quota - (session.scalar(busy) or 0))
+    same = Job.array_id == job.array_id, Job.machine_type == job.machine_type, Job.attempt == 0
+    ready = IS_QUEUED, or_(Job.run_after.is_(None), Job.run_after <= now()), ~IS_WAITING
+    for seq in session.scalars(select(Job.seq).where(*same, *ready).order_by(Job.seq).limit(max(0, room))).all():
+        values = {"chosen": seq, "claimant": offer.worker, "claimed_on": offer.host, "first_port": None}
+        for row in _CLAIM.rows(session, values):
+            _record_claim(session, job_of(row), offer, free)
 
 
 def take_turn(session: Session) -> None:

@@ -161,10 +161,10 @@ def current_leases(session: Session, worker: str, host: str) -> dict[str, Heartb
     return _results_by_job(session, held, rows)
 
 
-def new_nodes(session: Session, worker: str, host: str) -> list[Job]:
-    """Return the nodes that start on a worker; another one may have claimed them for it."""
-    starting = Job.nodes.is_not(None), Job.state == JobState.STARTING
-    return list(session.scalars(select(Job).where(*_held_by(worker, host), *starting)))
+def starting(session: Session, worker: str, host: str, which: ColumnElement[bool]) -> list[Job]:
+    """Return those of these jobs that start on a worker, which may not know of all: nodes, members of an array."""
+    held = *_held_by(worker, host), Job.state == JobState.STARTING, which
+    return list(session.scalars(select(Job).where(*held).order_by(Job.seq)))
 
 
 def _held_by(worker: str, host: str) -> tuple[ColumnElement[bool], ...]:

@@ -11,16 +11,14 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from core.catalogue.backends import BACKENDS
-from core.catalogue.machine_types import Catalogue
-from core.errors import MachineTypeUnknown
 from core.jobs.states import WAITING_PHASE
 from core.settings import Settings
-from core.system.failpoints import failpoint
 from worker.backends.base import (
     Backend,
     Exit,
@@ -29,18 +27,19 @@ from worker.backends.base import (
     LaunchSpec,
     Progress,
     UnusedImage,
-    mark_launched,
+    WaitsElsewhere,
     scratch_handle,
     write_command,
 )
 from worker.backends.port_forwarder import PortForwarder
 from worker.backends.slurm import job_exec, nodes, submission
+from worker.backends.slurm.arrays import attempt_of, key_of, unlink_member
 from worker.backends.slurm.commands import Commands, SlurmError
 from worker.backends.slurm.containers import Containers, image_digest
 from worker.backends.slurm.ends import EndedJobs
-from worker.backends.slurm.follower import PENDING, RUNNING, Follower, choose
+from worker.backends.slurm.follower import PENDING, RUNNING, Follower, is_started
+from worker.backends.slurm.handover import ID_FILE, HandOver
 from worker.backends.slurm.node import USAGE_FILE
-from worker.backends.slurm.reasons import waiting_sentence
 from worker.backends.slurm.text import SlurmJob
 from worker.runner.control_files import (
     STOPPING_FILE,
@@ -51,10 +50,11 @@ from worker.runner.control_files import (
 from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream, SocketStream
 
 _NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
-_ID_FILE = "slurm_job"  # in the control folder
+_NUMBER_FILE = "slurm_number"  # of the job, which is not that of its array
 _KILLED_FILE = "killed"
+_ALONE_FILE = "alone"  # written by a batch script beside which nothing of the job is left
+_ALONE_SECONDS = 0.1  # between looks for it
 _CHECK_SECONDS = 1.0  # between looks at requests to stop a job that waits
-_RETRY_SECONDS = 15.0
 _END_SECONDS = 10.0  # for a job whose command has ended, until Slurm says so, too
 _REMOVE_SECONDS = 60.0
 _USAGE_BYTES = 1000
@@ -66,19 +66,21 @@ class SlurmBackend(Backend):
     capabilities = BACKENDS["slurm"].capabilities
 
     def __init__(self, settings: Settings) -> None:
-        self._settings, self._attempts = settings, settings.root / "attempts"
+        self._root, self._attempts = settings.root, settings.root / "attempts"
         self._commands = Commands(settings.slurm)
         self._follower = Follower(self._commands, settings.slurm.poll_seconds)
         self._ends = EndedJobs(self._commands)
         self._containers = Containers(settings, self._commands)
         self._nodes = nodes.Nodes()
         self._ports = PortForwarder(settings.ports.bind, self._connect)
+        self._handover = HandOver(settings, self._commands, self._follower)
         self._submitting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
-        progress("provisioning", None)  # raises if the job was stopped meanwhile
+        spec.check()  # whether the job was stopped meanwhile
+        self._handover.raise_if_prepared(spec)
         with self._submitting[spec.name]:
-            job_id = self._find(spec, progress)
+            job_id = self._handover.find(spec, progress)
             if job_id is None:
                 if not may_have_launched(spec.control):
                     self._ports.check(spec.name, spec.ports)
@@ -87,22 +89,20 @@ class SlurmBackend(Backend):
                     if spec.container is not None:
                         self._containers.prepare(spec, progress)
                     submission.write_environment(spec)
-                failpoint("created")
-                confirm()
-                failpoint("confirmed")
-                mark_launched(spec)
-                job_id = self._submit(spec, confirm, progress)
-                failpoint("launched")
+                job_id = self._handover.submit(spec, confirm, progress)
             else:
                 confirm()
         self._submitting.pop(spec.name, None)
-        self._follower.follow(spec.name, job_id)
+        self._follow(spec.name, spec.control)
         job = self._await_start(spec, progress)
         handle = spec.base_handle() | image_digest(spec.control)
         handle |= {"ports": [(port.external, port.internal) for port in spec.ports]}
         names = nodes.list_names(self._commands, spec, job.nodes)
         allocation = {"zone": job.partition, "name": job_id, "type": "slurm", "url": None, "addresses": names}
         return handle | {"slurm": allocation, "stop_grace": spec.job_spec.stop_grace}
+
+    def submit_members(self, names: Collection[str], limit: int | None) -> None:
+        self._handover.submit_members(names, limit)
 
     def has_containers(self) -> bool:
         return self._containers.find_program() is not None
@@ -117,73 +117,27 @@ class SlurmBackend(Backend):
     def prune_images(self, *, everything: bool, dry_run: bool = False) -> list[UnusedImage]:
         return self._containers.images.prune(everything=everything, dry_run=dry_run)
 
-    def _find(self, spec: LaunchSpec, progress: Progress) -> str | None:
-        """Return the job's id in Slurm if it was submitted before, as far as Slurm knows."""
-        if not may_have_launched(spec.control):
-            return None
-        if (job_id := read_control(spec.control, _ID_FILE)) is not None:
-            return job_id
-        while True:
-            try:
-                job = choose([job for job in self._follower.list_jobs() if job.name == spec.name])
-            except SlurmError as error:
-                progress(WAITING_PHASE, f"Slurm does not answer: {error}")
-                self._pause(spec, _RETRY_SECONDS)
-            else:
-                return job.id if job is not None else None
-
-    def _submit(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> str:
-        options = self._options(spec)
-        while True:
-            try:
-                job_id = self._commands.run("sbatch", *options).strip().partition(";")[0]
-            except SlurmError as error:
-                if not (error.unanswered or submission.is_full(error)):
-                    raise LaunchError("slurm_refused", str(error)) from error
-                progress(WAITING_PHASE, submission.describe_delay(error))
-                self._pause(spec, _RETRY_SECONDS)
-                if error.unanswered and (submitted := self._find(spec, progress)) is not None:
-                    return submitted
-                confirm()
-            else:
-                write_control_file(spec.control, _ID_FILE, job_id)
-                return job_id
-
-    def _options(self, spec: LaunchSpec) -> list[str]:
-        try:
-            request = Catalogue.offered(self._settings).get(spec.machine_type).slurm
-        except MachineTypeUnknown as error:  # the service has another list
-            why = f"this login node's list of machine types has no {spec.machine_type!r}; copy the service's file"
-            raise LaunchError("launch_failed", why) from error
-        return submission.options(spec, request, self._settings.slurm.options, self._commands.path("srun"))
-
-    def _pause(self, spec: LaunchSpec, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            spec.check()
-            time.sleep(min(_CHECK_SECONDS, seconds))
-
     def _await_start(self, spec: LaunchSpec, progress: Progress) -> SlurmJob:
         """Wait until the job no longer does, in Slurm's queue."""
-        reported = None
         while True:
+            spec.check()
             job = self._follower.job(spec.name)
-            if job is not None and (job.state not in PENDING or self._began(spec.control)):
+            if job is not None and job.state not in PENDING:
                 return job
+            if is_started(spec.control) and spec.job_spec.nodes is None:  # of several nodes, Slurm has the names
+                return job or SlurmJob("", "RUNNING", spec.name)
             if self._follower.is_missing(spec.name):
                 raise LaunchError("slurm_cancelled", "Slurm no longer knows the job, which never began")
-            if self._follower.problem is not None:
-                sentence = f"Slurm does not answer: {self._follower.problem}"
-            else:
-                sentence = "Handed over to Slurm." if job is None else waiting_sentence(job)
-            if sentence != reported:
-                progress(WAITING_PHASE, sentence)
-                reported = sentence
-            spec.check()
-            self._follower.wait_for_answer(_CHECK_SECONDS)
+            resumed = threading.Event()
+            report = partial(progress, WAITING_PHASE)
+            self._follower.await_start(spec.name, spec.control, report, spec.resume or resumed.set)
+            if spec.resume is not None:
+                raise WaitsElsewhere
+            resumed.wait(_CHECK_SECONDS)
 
-    def _began(self, control: Path) -> bool:
-        return read_control(control, "started") is not None
+    def _follow(self, name: str, control: Path) -> None:
+        if not self._follower.follows(name):
+            self._follower.follow(name, key_of(control), read_control(control, ID_FILE))
 
     def ended(self, handle: Handle) -> Exit | None:
         return self._nodes.follow(handle, self._find_end(handle))
@@ -196,11 +150,11 @@ class SlurmBackend(Backend):
         code = nodes.read_whole_code(control)
         if code == 0 and read_control(control, STOPPING_FILE) is None:
             return Exit(0)
-        self._follower.follow(name, read_control(control, _ID_FILE))
+        self._follow(name, control)
         job = self._follower.job(name)
         if job is not None and job.state not in PENDING | RUNNING:
             return self._ends.of(job, control, code)
-        if job is not None and job.state in PENDING and self._began(control):
+        if job is not None and job.state in PENDING and is_started(control):
             return self._ends.requeued(job, code)
         if code is None:
             self._ports.serve(handle)
@@ -222,42 +176,62 @@ class SlurmBackend(Backend):
         self._signal_batch(handle, "HUP")
 
     def _signal_batch(self, handle: Handle, name: str) -> None:
-        job_id = read_control(Path(handle["control"]), _ID_FILE)
-        with suppress(SlurmError):  # it has ended, or is signalled again
-            if job_id is not None:
-                self._commands.run("scancel", "--batch", f"--signal={name}", job_id)
+        job_id = read_control(Path(handle["control"]), ID_FILE)
+        if job_id is not None:
+            self._scancel("--batch", "--state=RUNNING", f"--signal={name}", job_id)
 
     def _cancel(self, handle: Handle) -> None:
-        with suppress(SlurmError):
-            self._commands.run("scancel", "--signal=KILL", f"--name={handle['name']}", f"--user={self._commands.user}")
+        name, control = handle["name"], Path(handle["control"])
+        if key_of(control) == name:
+            self._scancel("--signal=KILL", f"--name={name}", f"--user={self._commands.user}")
+            return
+        until, job_id = time.monotonic() + _END_SECONDS, read_control(control, ID_FILE)
+        while job_id is None and not self._follower.is_missing(name) and time.monotonic() < until:
+            self._follower.wait_for_answer(_CHECK_SECONDS)
+            job = self._follower.job(name)
+            job_id = job.id if job is not None else None
+        if job_id is not None:
+            # With a signal or another filter, scancel ends all members that wait, whichever it was given.
+            self._scancel("--state=RUNNING", "--signal=KILL", job_id)
+            self._scancel(job_id)
+
+    def _scancel(self, *arguments: str) -> None:
+        with suppress(SlurmError):  # it has ended, or is cancelled again
+            self._commands.run("scancel", *arguments)
 
     def destroy(self, handle: Handle) -> None:
         name, control = handle["name"], Path(handle["control"])
         self._ports.close(name)
-        self._follower.follow(name, read_control(control, _ID_FILE))
+        self._follow(name, control)
         has_ended = nodes.read_whole_code(control) is not None
         if has_ended:
-            self._await_gone(name, _END_SECONDS)
-        if not self._is_gone(name):
+            self._await_gone(handle, _END_SECONDS)
+        if not self._is_gone(handle):
             self._cancel(handle)
-            self._await_gone(name, _END_SECONDS if has_ended else _REMOVE_SECONDS)
+            self._await_gone(handle, _END_SECONDS if has_ended else _REMOVE_SECONDS)
         # Outputs of a command that has ended are not kept waiting by a daemon that is away; a sweep removes the rest.
-        if not self._is_gone(name) and not has_ended:
+        if not self._is_gone(handle) and not has_ended:
             job = self._follower.job(name)
             why = self._follower.problem or f"Slurm job {job.id if job else '?'} is {job.state if job else 'unknown'}"
             raise LaunchError("launch_failed", why)
         self._follower.forget(name)
         self._ends.forget(name)
         self._nodes.forget(name)
+        unlink_member(control)
 
-    def _await_gone(self, name: str, seconds: float) -> None:
+    def _await_gone(self, handle: Handle, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while not self._is_gone(name) and time.monotonic() < until:
-            self._follower.wait_for_answer(until - time.monotonic())
+        while not self._is_gone(handle) and time.monotonic() < until:
+            self._follower.wait_for_answer(_ALONE_SECONDS)
 
-    def _is_gone(self, name: str) -> bool:
-        job = self._follower.job(name)
-        return self._follower.is_missing(name) if job is None else job.state not in PENDING | RUNNING
+    def _is_gone(self, handle: Handle) -> bool:
+        """Return whether no process of the job is left, as the batch script has written, or Slurm says."""
+        if read_control(Path(handle["control"]), _ALONE_FILE) is not None:
+            return True
+        job = self._follower.job(handle["name"])
+        if job is None or job.state in PENDING:  # a member that was cancelled while it waited is listed no more
+            return self._follower.is_missing(handle["name"])
+        return job.state not in RUNNING
 
     def owned(self) -> list[Handle]:
         try:
@@ -265,13 +239,15 @@ class SlurmBackend(Backend):
         except SlurmError as error:
             raise LaunchError("launch_failed", str(error)) from error
         living = [job for job in listed if job.state in PENDING | RUNNING]
-        names = {match[0]: match for job in living if (match := _NAME.match(job.name)) and self._is_own(job)}
-        return [scratch_handle(self._attempts, match[1], int(match[2])) for match in names.values()]
+        names = {attempt_of(self._root, job) for job in living if self._is_own(job)}
+        matches = filter(None, map(_NAME.match, names))
+        return [scratch_handle(self._attempts, match[1], int(match[2])) for match in matches]
 
     def _is_own(self, job: SlurmJob) -> bool:
         """Return whether a job is this service's: the same user may have several."""
-        folder = self._attempts / job.name
-        return job.comment == submission.comment(folder / "control") or folder.is_dir()
+        folder = self._attempts / attempt_of(self._root, job)
+        left = job.state != "COMPLETING" and job.comment == submission.comment(folder / "control")
+        return left or folder.is_dir()
 
     def run_in_job(self, handle: Handle, request: ExecRequest) -> ProcessStream:
         return job_exec.run_in_job(self._commands, handle, self._running_id(handle), request)
@@ -284,10 +260,10 @@ class SlurmBackend(Backend):
         return job_exec.connect_to_job(self._commands, handle, self._running_id(handle), port)
 
     def _running_id(self, handle: Handle) -> str:
-        job = self._follower.job(handle["name"])
-        if job is None or self._is_gone(handle["name"]) or not self._began(Path(handle["control"])):
+        job_id = read_control(Path(handle["control"]), _NUMBER_FILE)
+        if job_id is None or self._is_gone(handle) or not is_started(Path(handle["control"])):
             raise ExecRefused("The job has no process to enter: it is starting or has just ended.")
-        return job.id
+        return job_id
 
     def sample(self, handle: Handle) -> dict[str, float]:
         try:

@@ -18,8 +18,10 @@ if [ -n "$ranks" ]; then
     each=() artifacts=$root/artifacts
     if [ "$SLURM_PROCID" != 0 ]; then control=$control/hosts/$SLURM_PROCID artifacts=$artifacts/hosts/$SLURM_PROCID; fi
 fi
+if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then root=$control/$SLURM_ARRAY_TASK_ID; fi # a link to the member's folder
 
-cd "$root" || exit 98 # not on this node: the folder is on no shared file system
+cd -P "$root" || exit 98 # not on this node: the folder is on no shared file system
+if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then root=$PWD control=$PWD/control job=${PWD##*/} attempt=${PWD##*-} job=${job%-*}; fi
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then echo "$SLURM_RESTART_COUNT" >"$control/requeued"; exit 97; fi
 
 # Where the worker's Python does not run, the command's process group gets the signal, without any order.
@@ -55,6 +57,7 @@ stop() {
     fi
 }
 
+echo "$SLURM_JOB_ID" >"$control/slurm_number"
 wrapper= stopper= warner= code=
 trap warn_and_stop USR1
 trap warn HUP
@@ -72,7 +75,7 @@ set -m
 (
     if [ -n "${each[*]}" ]; then exec "${each[@]}" "${run%/wrapper/*}/backends/slurm/batch.sh" "$@" ranks; fi
     if [ -e "$root/container" ]; then set --; export signal; . "$root/container"; fi
-    . "$root/environment" && exec "$run" "$control" '' "$signal"
+    . "$root/variables" && exec "$run" "$control" '' "$signal"
 ) &
 wrapper=$!
 while sleep 10; do : >"$control/heartbeat"; done &
@@ -80,6 +83,25 @@ beat=$!
 { sleep 3 && [ "$control" = "$main" ] && [ -z "${each[*]}" ] && node measure; } &
 meter=$!
 set +m
+
+# Return whether nothing of the job is left but this script, as far as Slurm itself knows the job's processes.
+is_alone() {
+    local steps=0 step pids pid controller path
+    [ "${SLURM_JOB_NUM_NODES:-1}" = 1 ] || return
+    for step in "${0%/*/*}"/*_"$SLURM_JOB_ID".[0-9]*; do # a socket of each, in the spool folder of the node
+        case $step in *.xml | *.4294967292) ;; *) if [ -S "$step" ]; then steps=$((steps + 1)); fi ;; esac
+    done
+    [ "$steps" = 1 ] || return
+    for path in "/proc/$PPID/task"/*/children /proc/$$/task/$$/children; do
+        read -r -a pids <"$path"
+        for pid in "${pids[@]}"; do [ "$pid" = $$ ] || return; done
+    done
+    while IFS=: read -r _ controller path; do
+        case $path in */job_"$SLURM_JOB_ID"/*) ;; *) continue ;; esac
+        mapfile -t pids <"/sys/fs/cgroup${controller:+/$controller}$path/cgroup.procs" || return
+        for pid in "${pids[@]}"; do case $pid in $$ | $PPID) ;; *) return 1 ;; esac done
+    done </proc/self/cgroup
+}
 
 # A trapped signal ends a wait early, with a code above 128.
 wait "$wrapper"
@@ -91,6 +113,7 @@ if [ "$last" != 127 ]; then code=$last; fi
 # Other programs of a job that was asked to stop may still be saving.
 while [ -n "$stopper" ] && kill -0 "$stopper" 2>/dev/null; do wait "$stopper"; done
 kill -- "-$beat" "-$meter" ${warner:+"-$warner"} 2>/dev/null
+wait "$beat" "$meter" $warner 2>/dev/null
 # So that a missing exit code is known to be missing, not only late on another machine; 97: it belongs to another start.
 if [ -n "${each[*]}" ]; then
     if read -r _ failed <"$control/hosts/failed"; then code=$failed; fi 2>/dev/null
@@ -107,4 +130,5 @@ if [ -n "$ranks" ] && [ "$code" != 0 ] && [ "$code" != 97 ] && [ ! -e "$main/sto
     fi
 fi
 if [ "$code" != 97 ] && ! read -r _ <"$control/exit" 2>/dev/null; then echo "$code" >"$control/no_exit"; fi
+if is_alone; then echo >"$control/alone"; fi
 exit "$code"

@@ -14,6 +14,8 @@ from core.settings.slurm import SlurmSettings
 _SECONDS = 90.0  # longer than Slurm's own MessageTimeout; commands try again themselves
 _DROPPED = ("GRADIENT_", "SACCT_", "SCANCEL_", "SQUEUE_", "SLURM_TIME_FORMAT", "LC_ALL")
 """Beginnings of variables that would change what the commands print, or that are none of Slurm's business."""
+_SUBMITTED = ("HOME", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SBATCH_", "SHELL", "SLURM_", "TERM", "USER")
+"""Beginnings of variables that sbatch gets, and a job's batch script with it."""
 
 
 class SlurmError(Exception):
@@ -69,8 +71,10 @@ class Commands:
     def path(self, program: str) -> str:
         return program if self._bin is None else str(self._bin / program)
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, program: str = "") -> dict[str, str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+        if program == "sbatch":  # passes its own on
+            env = {name: value for name, value in env.items() if name.startswith(_SUBMITTED)}
         return env | {"LC_ALL": "C"}
 
     def on_login_node(self, command: Sequence[str], *options: str) -> list[str]:
@@ -96,7 +100,7 @@ class Commands:
                     text=True,
                     errors="replace",
                     timeout=_SECONDS,
-                    env=self.environment(),
+                    env=self.environment(program),
                     check=False,
                 )
             except subprocess.TimeoutExpired as error:

@@ -14,9 +14,9 @@ from worker.backends.slurm.node import PORTS_FILE, VARIABLES_FILE
 from worker.runner.control_files import write_control_file
 
 BATCH = Path(__file__).with_name("batch.sh")
-ENVIRONMENT_FILE = "environment"  # beside the control folder
+ENVIRONMENT_FILE = "variables"  # beside the control folder
 OUTPUT_FILE = "slurm_output"  # in the control folder: what the batch script itself says
-EXPORTED = "HOME,LOGNAME,SHELL,TERM,USER"  # variables that sbatch and srun pass on; the others are in the file
+EXPORTED = "HOME,LOGNAME,SHELL,TERM,USER"  # variables that srun passes on; the others are in the file
 _MARGIN_SECONDS = 120  # after time limit and grace period, until Slurm ends a job that we should have ended
 _MAX_NOTICE_SECONDS = 65_535  # of sbatch
 _FULL = ("MaxSubmit", "job submit limit", "MaxJobCount")
@@ -32,7 +32,7 @@ def write_environment(spec: LaunchSpec) -> None:
     # In a container, the image's variables and those of the node are the others.
     inherited = {"PYTHONNOUSERSITE": "1"} if spec.container else inherited_environment(spec.python)
     env = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED} | spec.env
-    lines = _exports(env)
+    lines = ["unset LC_ALL SLURM_EXPORT_ENV", *_exports(env)]  # else srun in the job might pass on less than all
     if spec.ports:
         write_control_file(spec.control, PORTS_FILE, " ".join(str(port.internal) for port in spec.ports))
     if spec.ports or spec.job_spec.nodes:
@@ -41,8 +41,7 @@ def write_environment(spec: LaunchSpec) -> None:
         lines.append(f'. "$control/{VARIABLES_FILE}"')
         lines += _exports({name: spec.env[name] for name in spec.job_spec.env_vars if name in spec.env})
     folder = spec.working_dir or (WORKSPACE if spec.container else spec.workspace)
-    # Otherwise srun in the job would pass on only what sbatch did.
-    lines += ["unset SLURM_EXPORT_ENV", f"cd -- {shlex.quote(str(folder))}"]
+    lines.append(f"cd -- {shlex.quote(str(folder))}")
     try:
         write_atomically(spec.control.parent / ENVIRONMENT_FILE, "\n".join([*lines, ""]).encode(), durable=False)
     except OSError as error:
@@ -53,29 +52,36 @@ def _exports(variables: Mapping[str, str]) -> list[str]:
     return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
 
 
-def options(spec: LaunchSpec, request: SlurmRequest, further: Sequence[str], srun: str) -> list[str]:
-    """Return the arguments of sbatch. Later options replace earlier ones; the last are those that nobody may change."""
+def options(
+    spec: LaunchSpec, request: SlurmRequest, further: Sequence[str], srun: str, array: Path | None = None
+) -> list[str]:
+    """Return the arguments of sbatch. Later options replace earlier ones; the last are those that nobody may change.
+
+    `array`: the folder of the array whose members are submitted, each of which is as this one; see `arrays.py`.
+    """
     job, grace = spec.job_spec, spec.job_spec.stop_grace
     seconds = request.longest(None if job.time_limit is None else job.time_limit + grace + _MARGIN_SECONDS)
     warning = job.warning()
     warned = 0 if warning is None else warning.seconds
     notice = min(grace + 60 + warned, _MAX_NOTICE_SECONDS, *(() if seconds is None else (seconds // 2,)))
-    batch = [str(BATCH), str(WRAPPER), str(spec.control), sys.executable, spec.job_id, str(spec.attempt), str(grace)]
+    name, at = (spec.name, spec.control) if array is None else (array.name, array)
+    output = _plain(spec.control) if array is None else f"{_plain(array)}/%a/control"
+    batch = [str(BATCH), str(WRAPPER), str(at), sys.executable, spec.job_id, str(spec.attempt), str(grace)]
     batch += [str(spec.stop_signal), str(spec.warning_signal or 0), str(max(0, round(min(warned, notice - grace))))]
     batch += [srun] if job.nodes else []  # the batch script starts each node
     return [
         *further,
         *request.sbatch_options(job.cpus, job.memory_mb, seconds),
         "--parsable",
-        f"--job-name={spec.name}",
-        f"--comment={comment(spec.control)}",
+        f"--job-name={name}",
+        f"--comment={comment(at)}",
         "--no-requeue",
         f"--nodes={job.nodes or 1}",
         f"--ntasks={job.nodes or 1}",
         "--ntasks-per-node=1",
-        f"--output={_plain(spec.control / OUTPUT_FILE)}",
+        f"--output={output}/{OUTPUT_FILE}",
         "--open-mode=append",
-        f"--export={EXPORTED}",
+        "--export=ALL",  # with a list, Slurm starts a login shell before each job, to read its variables
         "--propagate=NONE",
         # Slurm's own limit, such as that of the partition: the job is asked to end before it.
         f"--signal=B:USR1@{notice:.0f}",
@@ -86,6 +92,11 @@ def options(spec: LaunchSpec, request: SlurmRequest, further: Sequence[str], sru
 def _plain(path: Path) -> str:
     """Return a path in which Slurm replaces nothing."""
     return str(path).replace("\\", "\\\\").replace("%", "%%")
+
+
+def takes_fewer(error: SlurmError) -> bool:
+    """Return whether Slurm may take an array of fewer members."""
+    return is_full(error) or "Invalid job array specification" in str(error)
 
 
 def is_full(error: SlurmError) -> bool:

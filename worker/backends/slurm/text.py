@@ -37,6 +37,12 @@ class SlurmJob:
     comment: str = ""
     ended_by: str = ""  # who cancelled it; only accounting says so
 
+    @property
+    def key(self) -> str:
+        """Return its name, and for a member of an array, whose members share one name, its task's number."""
+        _, is_member, task = self.id.partition("_")
+        return f"{self.name}/{task}" if is_member else self.name
+
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:

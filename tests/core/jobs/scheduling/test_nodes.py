@@ -93,7 +93,7 @@ def test_all_nodes_are_claimed_for_the_workers_of_a_host_or_none(database, submi
     claimed = rows(database, ids)
     assert [(job.worker, job.host, job.attempt) for job in claimed] == [(w, "h", 1) for w in ("w1", "w1", "w2", "w2")]
     with database.read() as session:
-        assert {job.id for job in workers.new_nodes(session, "w2", "h")} == set(ids[2:])
+        assert {job.id for job in workers.starting(session, "w2", "h", Job.nodes.is_not(None))} == set(ids[2:])
 
 
 JOINED = [replace(offer, nodes_address=f"192.0.2.{i}") for i, offer in enumerate((FIRST, OTHER))]

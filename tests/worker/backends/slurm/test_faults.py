@@ -46,7 +46,7 @@ def kill(*_):
 def test_a_worker_killed_in_a_submission_is_followed_by_one_that_submits_once(place, monkeypatch, point):
     spec = place.spec('echo run >>"$PWD/runs"; echo up; sleep 600')
     with monkeypatch.context() as patch:
-        patch.setattr("worker.backends.slurm.backend.failpoint", lambda name: kill() if name == point else None)
+        patch.setattr("worker.backends.slurm.handover.failpoint", lambda name: kill() if name == point else None)
         with pytest.raises(Killed):
             place.launch(spec)
     place.backend = place.new_instance()
