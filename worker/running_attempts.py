@@ -1,4 +1,4 @@
-"""What a supervisor knows of each attempt that it runs."""
+"""Attempts as their supervisor keeps them."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence

@@ -59,7 +59,7 @@ class Supervisor:
         self._registration = Registration(context, self._slots)
         self._watcher = FileWatcher(notifier.path)
         self._running: dict[str, RunningAttempt] = {}
-        self._unbegun: deque[RunningAttempt] = deque()  # those of them that a slot has to be free for
+        self._unstarted: deque[RunningAttempt] = deque()  # those of them that a slot has to be free for
         self._stopping = threading.Event()
         self._offer = context.build_offer()
         _ = context.fetcher  # created now, to log a missing sandbox at the start, not at the first job
@@ -107,7 +107,7 @@ class Supervisor:
             self._watcher.wait(self._pause())
             notified = self._watcher.changed  # not only that an attempt has ended
         self._context.default_environment.stop()
-        self._unbegun.clear()
+        self._unstarted.clear()
         threads = [(attempt, thread) for attempt in list(self._running.values()) if (thread := attempt.thread)]
         for attempt, _ in threads:
             attempt.control.detach()
@@ -189,7 +189,7 @@ class Supervisor:
         link, failure = self._context.link, None
         try:
             while self._has_free_slot() and not self._stopping.is_set() and (link is None or link.problem is None):
-                if not self._begin_next() and not self._claim():
+                if not self._start_next() and not self._claim():
                     break
         except Refused as error:
             failure = error.message
@@ -294,15 +294,15 @@ class Supervisor:
         attempts = [self._keep(job) for job in jobs]
         wait = [attempt for attempt in attempts if attempt.will_wait]
         bind_members(wait, self._context)
-        self._unbegun.extend(wait)
+        self._unstarted.extend(wait)
         for attempt in attempts:
             if not attempt.will_wait:
                 self._begin(attempt)
-        self._begin_next()
+        self._start_next()
 
-    def _begin_next(self) -> bool:
+    def _start_next(self) -> bool:
         with suppress(IndexError):
-            self._begin(self._unbegun.popleft())
+            self._begin(self._unstarted.popleft())
             return True
         return False
 
@@ -342,14 +342,14 @@ class Supervisor:
                     self._short_arrays.remember(attempt.job, time.monotonic() - began)
                     self._release(attempt)
                 attempt.settle()
-                attempt = following or self._next_unbegun()
+                attempt = following or self._next_unstarted()
         self._watcher.wake()  # the thread is still alive when the loop wakes, but its slot is free
         slot.close()
 
-    def _next_unbegun(self) -> RunningAttempt | None:
+    def _next_unstarted(self) -> RunningAttempt | None:
         with suppress(IndexError):
             if self._has_free_slot():
-                attempt = self._unbegun.popleft()
+                attempt = self._unstarted.popleft()
                 attempt.thread = threading.current_thread()
                 return attempt
         return None

@@ -282,12 +282,11 @@ class AttemptRun:
                 )
                 if handle:
                     self._backend.destroy(handle)
+                return  # noqa: TRY300 - in a loop
             except LaunchError as error:
                 logger.warning("teardown_failed", extra={"error": str(error)})
                 self._set_phase("tearing down", error.detail)
                 self._requests.pause(TEARDOWN_PAUSE_SECONDS)
-                continue
-            return
 
     def _collect(self) -> CollectedOutputs:
         """Collect output, metrics and artifacts. A failure here does not change the reason that the job ended for."""
@@ -416,10 +415,7 @@ class AttemptRun:
 def run_attempt(
     context: WorkerContext, job: Job, control: AttemptControl, attempt: AttemptRun | None = None
 ) -> AttemptRun | None:
-    """Run an attempt to its end, or until this worker must release it. Raises nothing.
-
-    Returns one that waits elsewhere, for which this is called again when it is resumed.
-    """
+    """Run an attempt until it ends, has to be released, or waits elsewhere: then return it. Raises nothing."""
     logger.info("attempt_opened", extra={"state": job.state, "machine_type": job.machine_type})
     failures = 0
     while True:

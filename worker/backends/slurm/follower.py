@@ -163,7 +163,7 @@ class Follower:
         while (pause := self._next_at - time.monotonic()) > 0:
             time.sleep(min(pause, _START_SECONDS))
             for name, waiting in list(self._waiting.items()):
-                if has_begun(waiting.control):
+                if is_started(waiting.control):
                     self._resume(name)
 
     def _report_reasons(self) -> None:
@@ -210,7 +210,7 @@ def query_accounting(commands: Commands, job_id: str) -> SlurmJob | None:
     return None
 
 
-def has_begun(control: Path) -> bool:
+def is_started(control: Path) -> bool:
     return read_control(control, "started") is not None
 
 
