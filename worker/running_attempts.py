@@ -67,7 +67,7 @@ def bind_members(attempts: Sequence[RunningAttempt], context: WorkerContext) -> 
         job = attempt.job
         if job.array_id is not None and job.nodes is None and job.attempt == 1:
             arrays.setdefault(job.array_id, []).append(attempt)
-    for members in arrays.values():
+    for members in (members for members in arrays.values() if len(members) > 1):
         together = Together(context.backend(members[0].job.backend), [member.job for member in members])
         for member in members:
             member.together, member.control.together = together, True

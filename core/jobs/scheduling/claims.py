@@ -172,7 +172,8 @@ def claim(session: Session, offer: WorkerOffer) -> Job | None:
                 of_hosts[to.host] = left.without_gpus_of(jobs[-1])
         free = of_hosts[offer.host]
         if jobs:
-            _claim_members_with(session, jobs[0], offer, free)
+            if allowed.seconds is None:  # else each has to be granted its share
+                _claim_members_with(session, jobs[0], offer, free)
             return jobs[0]
     return None
 
@@ -193,8 +194,8 @@ def _claim_members_with(session: Session, job: Job, offer: WorkerOffer, free: _F
     same = Job.array_id == job.array_id, Job.machine_type == job.machine_type, Job.attempt == 0
     ready = IS_QUEUED, or_(Job.run_after.is_(None), Job.run_after <= now()), ~IS_WAITING
     for seq in session.scalars(select(Job.seq).where(*same, *ready).order_by(Job.seq).limit(max(0, room))).all():
-        values = {"chosen": seq, "claimant": offer.worker, "claimed_on": offer.host, "first_port": None}
-        for row in _CLAIM.rows(session, values):
+        where = {"claimant": offer.worker, "claimed_on": offer.host, "first_port": None}
+        for row in _CLAIM.rows(session, {"chosen": seq, "allowed_seconds": None, "allowed_by": None, **where}):
             _record_claim(session, job_of(row), offer, free)
 
 

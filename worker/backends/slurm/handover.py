@@ -148,15 +148,15 @@ class HandOver:
         except MachineTypeUnknown as error:  # the service has another list
             why = f"this login node's list of machine types has no {spec.machine_type!r}; copy the service's file"
             raise LaunchError("launch_failed", why) from error
-        further = self._settings.slurm.options
+        further, srun = self._settings.slurm.options, self._commands.path("srun")
         if not array:
-            return submission.options(spec, request, further)
+            return submission.options(spec, request, further, srun)
         most = "" if limit is None else f"%{limit}"
         own = [
             f"--array={arrays.describe(tasks)}{most}",
             *([] if after is None else [f"--dependency=afterany:{after}"]),
         ]
-        return own + submission.options(spec, request, further, arrays.folder_of(spec, array))
+        return own + submission.options(spec, request, further, srun, arrays.folder_of(spec, array))
 
     def _keep(self, attempts: Sequence[_Attempt], step: Callable[[_Attempt], None]) -> list[_Attempt]:
         """Return those with which a step succeeds."""
