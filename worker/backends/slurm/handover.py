@@ -152,11 +152,11 @@ class HandOver:
         if not array:
             return submission.options(spec, request, further, srun)
         most = "" if limit is None else f"%{limit}"
-        own = [
+        array_options = [
             f"--array={arrays.describe(tasks)}{most}",
             *([] if after is None else [f"--dependency=afterany:{after}"]),
         ]
-        return own + submission.options(spec, request, further, srun, arrays.folder_of(spec, array))
+        return array_options + submission.options(spec, request, further, srun, arrays.folder_of(spec, array))
 
     def _keep(self, attempts: Sequence[_Attempt], step: Callable[[_Attempt], None]) -> list[_Attempt]:
         """Return those with which a step succeeds."""
