@@ -45,7 +45,7 @@ demo-cluster: $(RUN) ## 30 jobs on three hosts that share only a network, one ki
 	@.ci/isolation
 	@$(BIN)/python examples/cluster.py demo
 
-demo-slurm: $(ALL) ## an array and a training on a Slurm cluster of four nodes on this machine, one of which fails
+demo-slurm: $(ALL) ## an array and trainings on a Slurm cluster of four nodes on this machine, one of which fails
 	@GRADIENT_DEMO_HOME=$${GRADIENT_DEMO_HOME:-.demo/slurm} $(BIN)/python examples/demo_slurm.py
 
 cluster-up: $(RUN) ## run a service with three such hosts on this machine (as root, with PostgreSQL)
