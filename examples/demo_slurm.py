@@ -1,7 +1,7 @@
 """`make demo-slurm`: jobs on a Slurm cluster of its own, with four nodes on this machine, one of which fails.
 
-Its trainings need no large packages, so that it takes about two minutes (torch alone is 4.5 GB): a line is fitted on two
-nodes in plain Python, and handwritten digits are recognised by scikit-learn instead of TensorFlow.
+Its trainings need no large packages, so that it takes about two minutes (torch alone is 4.5 GB): a line is fitted on
+two nodes in plain Python, and handwritten digits are recognised by scikit-learn instead of TensorFlow.
 
 The cluster is that of the tests, of Debian's packages, and runs as the user who starts it. Nothing is left at the end
 but the folder of the demo.
@@ -22,6 +22,8 @@ from support.slurm_cluster import SlurmCluster, find_slurm, running_cluster
 
 MACHINE_TYPE = "main-cpu4"
 EXAMPLE = demo.ROOT / "examples" / "scikit-learn"
+PATIENT = {"SlurmdTimeout": "20", "MessageTimeout": "15"}
+"""On a busy machine, no node is lost that only answers late."""
 MEMBERS = 20
 MEMBER = 'echo "member $GRADIENT_ARRAY_INDEX on $SLURMD_NODENAME"; sleep 2'
 NODES = """python - <<END
@@ -61,7 +63,7 @@ def show() -> None:
     if find_slurm() is None:
         raise DemoError("no Slurm is installed: apt-get install slurmctld slurmd slurm-client munge")
     began = time.monotonic()
-    with running_cluster() as cluster:
+    with running_cluster(options=PATIENT) as cluster:
         say(f"A Slurm cluster with four nodes is up: {cluster.folder}")
         programs = Programs(Programs.for_home(demo.HOME).env | cluster.environment, EXAMPLE)
         add_machine_types(programs)
