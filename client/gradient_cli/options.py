@@ -19,7 +19,8 @@ _ID_HELP = f"id of the job, or its beginning (default: {LAST}, the last job from
 # Options of a job, by the headings of the help.
 _OF_JOBS = {
     "job": "command name project projectId tag param array arrayReuse nodes after envVars envFile metricPatterns "
-    "priority timeLimit maxCost maxGpuHours stopGrace stopSignal warnBefore keepOnFail maxAttempts",
+    "priority timeLimit maxCost maxGpuHours stopGrace stopSignal warnBefore onIdle onStall onDiverge onDisk "
+    "keepOnFail maxAttempts",
     "machine": "machineType cpus memoryMb sharedMemMb capacity network ports dataDisks user waitAnyway",
     "files and packages": "workspace include inputs outputs workingDirectory requirements with extra group python",
     "container": "container imagePullPolicy useDockerfile relDockerfilePath buildOnly registryTarget ignoreEntrypoint "

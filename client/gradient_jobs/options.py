@@ -57,6 +57,10 @@ class JobOptions(TypedDict, total=False):
     stop_signal: str
     warn_before: str | int
     keep_on_fail: str | int
+    on_idle: str
+    on_stall: str
+    on_diverge: str
+    on_disk: str
     max_attempts: int
     priority: int
     capacity: str

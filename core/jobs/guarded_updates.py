@@ -31,6 +31,7 @@ from core.db.models.notifications import NotificationRule
 from core.db.prepared import Prepared, is_one_of
 from core.errors import LeaseLost
 from core.jobs.scheduling.port_allocations import release
+from core.jobs.spec import guards
 from core.jobs.states import OWNED, SOURCES, WAITING_PHASE, JobState
 
 STOP_REQUESTED = "stop_requested"  # kind of an event, with the detail `AT_ONCE` for a stop without a grace period
@@ -73,7 +74,7 @@ def _adding_event(*, notifies: bool, earlier: bool) -> Prepared:
     return Prepared(_EVENTS.values(**values), columns)
 
 
-_NOTIFYING = frozenset({"started", "kept", "finished", "requeued"})
+_NOTIFYING = frozenset({"started", "kept", "finished", "requeued", guards.EVENT})
 _ENQUEUE_WAKE = Prepared(
     insert(Base.metadata.tables[Outbox.__tablename__]).values(created_at=NOW, kind="wake"), ("job_id",)
 )

@@ -281,7 +281,7 @@ def may_retry(job: Job, reason: Reason, *, started: bool | None = None) -> bool:
     again only if the user allowed more than one attempt: its external effects cannot be undone. `started`: whether it
     had; None: as the row says.
     """
-    if not reason.retry or job.stop_requested_at is not None:
+    if not reason.retries(job.spec) or job.stop_requested_at is not None:
         return False
     if reason.fault not in INFRASTRUCTURE_FAULTS:
         return job.attempt - job.machine_faults < job.max_attempts

@@ -1,6 +1,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from core.jobs.spec.guards import parse_guard
+from core.jobs.spec.job_spec import JobSpec
 from core.jobs.states import JobState
 
 S = JobState
@@ -29,7 +31,11 @@ class Reason:
     retry: bool = False
     # whether it is retried without limit; otherwise faults of the machine or service are retried a few times
     unlimited: bool = False
+    guard: str | None = None  # option that has to say `retry` for it to be retried
     never_began: bool = False  # the command is known not to have started, though its start was recorded
+
+    def retries(self, spec: JobSpec) -> bool:
+        return self.retry if self.guard is None else "retry" in dict(parse_guard(self.guard, getattr(spec, self.guard)))
 
 
 _ALL = (
@@ -147,6 +153,11 @@ _ALL = (
         "outputs so far are kept.",
     ),
     Reason("cost_limit", S.FAILED, FaultOwner.BUDGET, "Stopped: {detail}, is spent. The outputs so far are kept."),
+    Reason("idle", S.CANCELLED, FaultOwner.NOBODY, "Nothing worked in it, and nobody used it (--onIdle): {detail}."),
+    Reason("diverged", S.FAILED, FaultOwner.USER, "The training diverged (--onDiverge): {detail}."),
+    Reason("stalled", S.FAILED, FaultOwner.USER, "It made no progress (--onStall): {detail}.", guard="on_stall"),
+    Reason("disk_nearly_full", S.FAILED, FaultOwner.USER, "Its disk is short (--onDisk): {detail}.", guard="on_disk"),
+    Reason("log", None, FaultOwner.NOBODY, "A line of the log matched {detail}"),
     Reason(
         "disk_quota",
         S.FAILED,

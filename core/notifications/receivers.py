@@ -178,7 +178,7 @@ def follow(session: Session, notify: Sequence[str], kind: str, subject: str) -> 
     `kind`: which of these it is.
     """
     for name, events in check_exist(session, notify).items():
-        if events is not None and not matches(events, OF_KIND[kind]):
+        if events is not None and not matches([event.partition("=")[0] for event in events], OF_KIND[kind]):
             raise SpecInvalid(
                 f"{', '.join(events)} never comes of {'an' if kind == 'array' else 'a'} {kind}. Use "
                 f"{', '.join(OF_KIND[kind])}.",

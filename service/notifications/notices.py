@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +14,11 @@ from core.db.models.jobs import Event, Job, Worker
 from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
 from core.formatting import iso_time
+from core.jobs.reasons import reason_message
 from core.jobs.spec.arrays import is_sweep_id
+from core.jobs.spec.guards import EVENT as GUARD
+from core.jobs.spec.guards import LOG_REASON
+from core.jobs.spec.notify import log_expressions
 from core.jobs.states import JobState
 from core.notifications.deliveries import Notice, read_now
 from core.notifications.receivers import owner_of
@@ -39,10 +44,12 @@ def notices_of(session: Session, app_state: AppState, events: Sequence[Event]) -
     """Yield the messages of marked events; those of an array's members are one, when all have ended."""
     query = select(Job).where(Job.id.in_({event.job_id for event in events}))
     jobs = {job.id: job for job in session.scalars(query)}
-    single = [job for job in jobs.values() if job.array_id is None]
-    views = {view.id: view for view in job_views(session, app_state, single)}
+    found = {event.job_id for event in events if event.kind == GUARD}
+    shown = [job for job in jobs.values() if job.array_id is None or job.id in found]
+    views = {view.id: view for view in job_views(session, app_state, shown)}
     for event in events:
-        if event.job_id in views and event.from_state != JobState.KEPT:  # of which it was told when it failed
+        has_notice = jobs[event.job_id].array_id is None or event.kind == GUARD
+        if has_notice and event.from_state != JobState.KEPT:  # of which it was told when it failed
             yield _of_job(session, event, jobs[event.job_id], views[event.job_id])
     arrays = {job.array_id: job for job in jobs.values() if job.array_id and not is_sweep_id(job.array_id)}
     for array_id, view in zip(arrays, folded_views(session, app_state, list(arrays.values())), strict=True):
@@ -55,9 +62,21 @@ def _of_job(session: Session, event: Event, job: Job, view: JobView) -> Notice:
         name, what = "job.running", f"runs on {view.machine_type}"
     elif event.kind in {"kept", "finished"}:
         name, what = _ENDED[view.state], f"{STATE_WORDS[view.state].lower()}: {view.message}"
+    elif event.kind == GUARD:
+        return _of_firing(session, event, job, view)
     else:
         name, what = "job.waiting", f"waits: {event.detail or event.reason or 'for a machine'}"
     return _notice(session, f"event-{event.id}", name, what, view, job, at=event.at)
+
+
+def _of_firing(session: Session, event: Event, job: Job, view: JobView) -> Notice:
+    """Return the message of what a guard found; those of the members of an array are one for each reason."""
+    reason, detail = event.reason or "", event.detail or ""
+    key = f"event-{event.id}" if job.array_id is None else f"found-{job.array_id}-{reason}"
+    expressions = log_expressions(job.spec.notify) if reason == LOG_REASON else ()
+    also = [f"job.log={expression}" for expression in expressions if detail.startswith(f"{expression}: ")]
+    notice = _notice(session, key, f"job.{reason}", reason_message(reason, detail), view, job, at=event.at, also=also)
+    return replace(notice, subjects=[*notice.subjects, *([job.array_id] if job.array_id else [])])
 
 
 def _of_array(session: Session, app_state: AppState, job: Job, array_id: str, view: JobView) -> Notice:

@@ -30,7 +30,7 @@ _COMPARED = (
         "sharedMemMb",
     ),
     *("timeLimit", "maxCost", "maxGpuHours", "stopGrace", "stopSignal", "warnBefore", "keepOnFail", "maxAttempts"),
-    *("priority", "capacity", "dataDisks", "metricPatterns", "tags"),
+    *("priority", "capacity", "dataDisks", "onIdle", "onStall", "onDiverge", "onDisk", "metricPatterns", "tags"),
     *("after", "inputs", "arrayReuse", "arrayValue"),
 )
 

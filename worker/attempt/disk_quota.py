@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from core.db.models.jobs import Job
 from core.formatting import MIB
+from core.jobs.spec.guards import GUARDS
 from core.storage.stores import Stores
-from core.system.filesystem import device_of
+from core.system.filesystem import device_of, free_bytes
 from core.system.untrusted_folders import measure_used_bytes
 from worker.attempt.periodic import PAUSE_FACTOR, PeriodicTask
 from worker.attempt.scratch import Scratch
@@ -19,7 +20,8 @@ from worker.runner.control_files import read_control, write_control_file
 
 logger = logging.getLogger(__name__)
 
-_REASONS = ("disk_quota", "disk_full")  # also names of control files, with the detail, for a worker that adopts the job
+_REASONS = ("disk_quota", "disk_full", *(guard.reason for guard in GUARDS.values()))
+"""Also names of control files, with the detail, for a worker that adopts the job."""
 CHECK_SECONDS = 10.0  # a quota is of gigabytes, which no disk writes in a moment
 
 
@@ -44,6 +46,7 @@ class DiskQuota(PeriodicTask):
         self._stores = stores
         self._job, self._scratch, self._backend, self._handle = launched
         self._limit = stores.settings.disk.job_mb * MIB
+        self._used = self._free_at_most = 0
         marks = ((reason, read_control(self._scratch.control, reason)) for reason in _REASONS)
         # the reason to end the attempt, `disk_quota` or `disk_full`, and its detail; None: none
         self.over: tuple[str, str] | None = next(((reason, text) for reason, text in marks if text is not None), None)
@@ -54,18 +57,29 @@ class DiskQuota(PeriodicTask):
         """Measure once; the pause after it is longer if measuring is slow, so that it takes at most a tenth."""
         began = time.monotonic()
         used = self.used_bytes(self._ended)
+        self._used = used or self._used
         if used is not None and used > self._limit:
-            self._end_with("disk_quota", f"{used // MIB:,} MiB of {self._limit // MIB:,} MiB")
+            self.end_with("disk_quota", f"{used // MIB:,} MiB of {self._limit // MIB:,} MiB")
         return max(CHECK_SECONDS, PAUSE_FACTOR * (time.monotonic() - began))
 
     def end_at_once(self, detail: str) -> None:
         """End the attempt, because it fills a disk: it would go on doing so during a grace period."""
-        self._end_with("disk_full", detail)
+        self.end_with("disk_full", detail)
         with suppress(LaunchError):  # the monitor tries again
             self._backend.signal(self._handle, grace=False)
 
-    def _end_with(self, reason: str, detail: str) -> None:
-        logger.warning("job_ended_for_disk", extra={"reason": reason, "detail": detail})
+    def room(self) -> tuple[float, int]:
+        """Return the used part of the space that the attempt may use, and the bytes that are left."""
+        free = free_bytes(self._scratch.root)
+        self._free_at_most = max(self._free_at_most, free, 1)
+        share = 1 - free / self._free_at_most
+        if not self._limit:
+            return share, free
+        return max(share, self._used / self._limit), min(free, self._limit - self._used)
+
+    def end_with(self, reason: str, detail: str) -> None:
+        """Let the monitor end the attempt for this reason; also that of another worker, if it takes the job over."""
+        logger.warning("job_ended_by_worker", extra={"reason": reason, "detail": detail})
         self.over = reason, detail
         write_control_file(self._scratch.control, reason, detail)
         self._ended.set()

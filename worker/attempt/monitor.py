@@ -14,6 +14,7 @@ from core.errors import GradientError, StoreUnavailable
 from core.jobs import cloud_resources, lifecycle, queries
 from core.jobs.costs import limits
 from core.jobs.exit_codes import reason_of_exit
+from core.jobs.tracking import job_notes
 from core.system.inotify import FileWatcher
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota, Launched
@@ -104,7 +105,7 @@ class JobMonitor:
         fresh: bool = False,
     ) -> None:
         self._context = context
-        self._quota = quota
+        self._quota, self._guards = quota, recorder.guards
         self._requests = control
         self._recorder = recorder
         self._job, self._scratch, self._backend, self._handle = launched
@@ -268,6 +269,20 @@ class JobMonitor:
         values = self._backend.sample(self._handle)
         if values:
             self._recorder.add_usage(elapsed, self._usage_sampler.add(elapsed, values), self._usage_sampler.totals)
+        if self._guards.active and self._ending is None:
+            with suppress(StoreUnavailable):  # it is found again with the next sample
+                self._check_guards(values)
+
+    def _check_guards(self, values: dict[str, float]) -> None:
+        guards, in_use = self._guards, self._context.sessions.in_use(self._job.id)
+        guards.sample(values, self._backend.written_bytes(self._handle), in_use=in_use)
+        guards.set_disk(*self._quota.room())
+        for firing in list(guards.due()):
+            add = partial(job_notes.add_firing, job=self._job, reason=firing.reason, detail=firing.evidence)
+            self._context.write(add)
+            guards.fired(firing)
+            if firing.reason is not None and firing.action != "notify":
+                self._quota.end_with(firing.reason, firing.evidence)
 
 
 def began() -> dict[str, Any]:

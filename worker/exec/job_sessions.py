@@ -69,6 +69,13 @@ class JobSessions:
             # Each in a thread: a command that ignores SIGHUP is waited for, and the job's end must not be.
             threading.Thread(target=session.end, args=(text,), name=f"end-{session.id}", daemon=True).start()
 
+    def in_use(self, job_id: str) -> bool:
+        """Return whether somebody is in a job, or connected to a port of it."""
+        with self._lock:
+            opened = self._jobs.get(job_id)
+            sessions = list(opened.sessions.values()) if opened is not None else []
+        return any(session.parent is not None or session.port is None for session in sessions)
+
     @contextmanager
     def session(self, request: dict[str, Any], session: Session) -> Iterator[Job]:
         """Add a session during the block; yield its job.

@@ -32,9 +32,7 @@ _COMMAND = """\
 [ -e artifacts ] || ln -s "$GRADIENT_ARTIFACTS_DIR" artifacts
 echo {starts}
 exec python3 -m jupyterlab --no-browser --allow-root --ip=127.0.0.1 --port="$GRADIENT_PORT_{port}" \
-    --ServerApp.port_retries=0 --ServerApp.root_dir="$GRADIENT_WORKSPACE_DIR" \
-    --ServerApp.shutdown_no_activity_timeout={idle} --MappingKernelManager.cull_idle_timeout={idle} \
-    --MappingKernelManager.cull_connected=True
+    --ServerApp.port_retries=0 --ServerApp.root_dir="$GRADIENT_WORKSPACE_DIR"
 """
 
 
@@ -47,7 +45,8 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="MINUTES",
         type=float,
         default=60.0,
-        help="end the job after this many minutes in which no kernel is busy (default: 60)",
+        help="end the job after this many minutes in which nothing works in it and no page of it is open, as "
+        "--onIdle does (default: 60)",
     )
     add_option(
         parser,
@@ -63,10 +62,10 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.command is not None:
         raise UsageError("command: `notebooks run` sets it", hint="Use `gradient-cli jobs create --command`.")
-    if not args.idleMinutes > 0:
-        raise UsageError("idleMinutes: must be more than 0", hint="For example --idleMinutes 30.")
-    idle = max(1, round(args.idleMinutes * 60))
-    args.command = install("jupyterlab") + _COMMAND.format(starts=_STARTS, port=PORT, idle=idle)
+    if not args.idleMinutes >= 1:
+        raise UsageError("idleMinutes: must be at least 1", hint="For example --idleMinutes 30.")
+    args.onIdle = args.onIdle or f"stop:{round(args.idleMinutes * 60)}"
+    args.command = install("jupyterlab") + _COMMAND.format(starts=_STARTS, port=PORT)
     args.token = os.urandom(24).hex()
     args.envVars = [*(args.envVars or []), f"JUPYTER_TOKEN={args.token}"]
     spec, workspace, include = specs.resolve(args)

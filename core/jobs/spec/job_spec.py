@@ -11,6 +11,7 @@ from core.errors import SpecInvalid
 from core.jobs.spec.container_options import check_network, check_shared_memory, check_user, check_working_dir
 from core.jobs.spec.data_disks import parse_data_disks
 from core.jobs.spec.dependencies import parse_dependencies
+from core.jobs.spec.guards import GUARDS, parse_guard
 from core.jobs.spec.image_options import ImageOptions, check_slashes, quoted
 from core.jobs.spec.labels import check_encodable, check_label, check_tags
 from core.jobs.spec.metric_patterns import parse_metric_patterns
@@ -100,6 +101,10 @@ class JobSpec:
         "warn the main program before the job's end is due: `TIME` or `TIME:SIGNAL`, such as 300s or 5m:USR1; "
         "default signal TERM",
     ] = None
+    on_idle: Annotated[str | None, "if nothing works in it and nobody uses it: notify:30m,stop:2h"] = None
+    on_stall: Annotated[str | None, "if no step or output comes for so many pauses: notify:5,retry:20"] = None
+    on_diverge: Annotated[str | None, "if a loss is not finite or explodes: notify,stop"] = None
+    on_disk: Annotated[str | None, "if so many percent of its disk space are used: notify:80,stop:95"] = None
     keep_on_fail: Annotated[int | None, "seconds that a failed job's machine is kept for its user to look"] = None
     max_attempts: Annotated[
         int, "maximum attempts, not counting attempts ended by a fault of the machine or the service; default 1"
@@ -182,7 +187,8 @@ class JobSpec:
     ] = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "command", _with_newlines(self.command))
+        # Shells take carriage returns at the ends of lines for part of a word.
+        object.__setattr__(self, "command", self.command.replace("\r\n", "\n").removesuffix("\r"))
         if self.command or (self.machine_type and not self.build_only):  # a sweep without jobs has no machine type
             _check_command(self.command)
         _check_env(self.env_vars)
@@ -231,6 +237,8 @@ class JobSpec:
             object.__setattr__(self, "stop_signal", parse_signal(self.stop_signal))
         if self.warn_before is not None:
             object.__setattr__(self, "warn_before", str(parse_warning(self.warn_before, self.time_limit)))
+        for name in GUARDS:
+            parse_guard(name, getattr(self, name), self.max_attempts)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to the JSON stored in the job's row; `from_json` reads it."""
@@ -317,11 +325,6 @@ def _check_paths(spec: JobSpec) -> None:
     check_slashes(spec.inputs, "inputs")
     check_slashes([spec.requirements_file or ""], "requirementsFile")
     check_slashes([spec.rel_dockerfile_path or ""], "relDockerfilePath")
-
-
-def _with_newlines(command: str) -> str:
-    """Return a command without the carriage returns at the ends of its lines, which shells take for part of a word."""
-    return command.replace("\r\n", "\n").removesuffix("\r")
 
 
 def _check_command(command: str) -> None:

@@ -35,19 +35,28 @@ def _parse(text: str) -> MetricPattern:
     name = name.strip()
     if not name or not name.isprintable() or len(name) > _MAX_NAME or not expression:
         raise _refuse(text, f"Write NAME=EXPRESSION, with a name of at most {_MAX_NAME} characters")
-    if len(expression) > _MAX_EXPRESSION:
-        raise _refuse(text, f"Its expression has {len(expression)} characters; at most {_MAX_EXPRESSION} are allowed")
-    try:
-        compiled = re2.compile(expression, _OPTIONS)
-    except re2.error as error:
-        why = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else error
-        raise _refuse(text, f"RE2, which does not support lookaround or backreferences, reports: {why}") from error
+    compiled = compile_expression(expression, "metricPatterns")
     if compiled.groups != 1:
         raise _refuse(
             text,
             f"It needs exactly one group, for the number, but has {compiled.groups}; write other groups as (?:…)",
         )
     return MetricPattern(name, compiled)
+
+
+def compile_expression(expression: str, field: str) -> Any:  # noqa: ANN401 - re2 has no types
+    if not 0 < len(expression) <= _MAX_EXPRESSION or not expression.isprintable():
+        raise SpecInvalid(
+            f"{quoted(expression)}: an expression has 1 to {_MAX_EXPRESSION} printable characters.", field=field
+        )
+    try:
+        return re2.compile(expression, _OPTIONS)
+    except re2.error as error:
+        why = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else error
+        raise SpecInvalid(
+            f"{quoted(expression)}: RE2, which does not support lookaround or backreferences, reports: {why}",
+            field=field,
+        ) from error
 
 
 def _refuse(text: str, what: str) -> SpecInvalid:

@@ -6,7 +6,8 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Event, Job
-from core.jobs.guarded_updates import add_event
+from core.jobs.guarded_updates import add_event, storable_text
+from core.jobs.spec.guards import EVENT as GUARD
 from core.jobs.spec.job_spec import JobSpec
 
 WANDB, MLFLOW = "WANDB_", "MLFLOW_"
@@ -27,6 +28,14 @@ def add(session: Session, job: Job, text: str) -> None:
 def uses_tracker(spec: JobSpec, prefixes: tuple[str, ...] = (WANDB, MLFLOW)) -> bool:
     """Return whether the job's variables are of a tracker; links to its runs become notes."""
     return any(name.startswith(prefixes) for name in spec.env_vars)
+
+
+def add_firing(session: Session, job: Job, reason: str | None, detail: str) -> None:
+    """Record what a guard of the job's current attempt found, once; without a reason it is a note."""
+    kind, text = GUARD if reason else EVENT, storable_text(detail)
+    same = Event.job_id == job.id, Event.attempt == job.attempt, Event.kind == kind, Event.detail == text
+    if session.scalar(select(Event.id).where(*same).limit(1)) is None:
+        add_event(session, job, kind, reason=reason, detail=text)
 
 
 def notes_of(session: Session, jobs: Collection[Job]) -> dict[str, list[str]]:

@@ -61,10 +61,10 @@ def test_a_notebook_opens_with_its_token_and_goes_on_after_ctrl_c(service, tmp_p
         with httpx.Client(verify=EMPTY_SSL_CONTEXT) as browser:
             answer = browser.get(link)
             assert (answer.status_code, browser.get(link[:-1]).status_code) == (200, 403)
-        assert "('--ServerApp.shutdown_no_activity_timeout', '300')" in answer.text
         assert "('--ip', '127.0.0.1')" in answer.text
         [job] = service.request("GET", "/jobs").json()["jobs"]
         assert link.partition("token=")[2] not in str(job)
+        assert job["onIdle"] == "stop:300"
         client.send_signal(signal.SIGINT)
         assert client.wait(TIMEOUT_SECONDS) == 0
         said = client.stderr.read().decode()

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -19,12 +19,19 @@ _MAX_LINE = 64 * 1024
 class LogMetrics:
     """Finds metrics in output as it is shipped. Each state of a progress bar is a line.
 
-    `prefix`: only lines that begin with it count, without it.
+    `prefix`: only lines that begin with it count, without it. `read_line`: called with each line that counts.
     """
 
     def __init__(
-        self, patterns: Sequence[str], rows: MetricRows, stored: StoredSummary, *, prefix: bytes = b""
+        self,
+        patterns: Sequence[str],
+        rows: MetricRows,
+        stored: StoredSummary,
+        *,
+        prefix: bytes = b"",
+        read_line: Callable[[str], None] = lambda _text: None,
     ) -> None:
+        self._read_line = read_line
         self._prefix = prefix
         self._begins, self._counts = True, False
         self._patterns = parse_metric_patterns(patterns)
@@ -68,6 +75,7 @@ class LogMetrics:
         if not self._counts:
             return
         text = _STYLE.sub(b"", line[-_MAX_LINE:]).decode(errors="replace")
+        self._read_line(text)
         values: dict[str, float] = {}
         for name, expression in self._patterns:
             if match := expression.search(text):

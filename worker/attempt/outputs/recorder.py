@@ -17,6 +17,7 @@ from core.jobs.tracking import job_notes, metrics, trackers
 from core.jobs.tracking.metric_limits import MetricLimits
 from core.jobs.tracking.trackers import LinkFinder
 from core.monitoring.logging import bind
+from worker.attempt.guards import Guards
 from worker.attempt.outputs.event_files import EventFiles
 from worker.attempt.outputs.log_metrics import LogMetrics
 from worker.attempt.outputs.log_shipper import LogShipper, SourceFile
@@ -52,6 +53,7 @@ class OutputRecorder:
     """Ships output and metrics of one attempt to the stores, while it runs and at its end."""
 
     def __init__(self, context: WorkerContext, job: Job, scratch: Scratch) -> None:
+        self.guards = Guards(job.spec, accelerators=bool(job.gpus or "tpu" in (job.handle or {})))
         self._context = context
         self._job = job
         self._scratch = scratch
@@ -73,7 +75,9 @@ class OutputRecorder:
         self.metrics = MetricsReader(lines, self._rows, stored, earlier)
         # Numbers for charts come from one host of a slice.
         prefix = b"[0] " if self._scratch.own_handle(self._job.handle).get("vm", {}).get("hosts") else b""
-        self._log_metrics = LogMetrics(patterns, self._rows, stored, prefix=prefix) if patterns else None
+        guards, reads_log = self.guards, bool(patterns or self.guards.expressions)
+        log_metrics = LogMetrics(patterns, self._rows, stored, prefix=prefix, read_line=guards.read_line)
+        self._log_metrics = log_metrics if reads_log else None
         self._links = LinkFinder() if job_notes.uses_tracker(self._job.spec) else None
         self._recorded = 0
         self._event_files = EventFiles(self._scratch, self._rows, stored)
@@ -105,6 +109,8 @@ class OutputRecorder:
             self._log_failed = True
             return len(rows)
         self._log_failed = False
+        if shipped:
+            self.guards.note_output()
         return shipped + len(rows)
 
     def read_event_files(self) -> None:
@@ -171,6 +177,7 @@ class OutputRecorder:
             self._recorded = len(links)
 
     def _enqueue(self, rows: Sequence[dict[str, Any]]) -> None:
+        self.guards.read_rows(rows)
         self._queue.add(rows)
         if not self._queue.is_empty:
             self._context.metrics_flush.request(self._queue)
