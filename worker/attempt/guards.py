@@ -35,6 +35,7 @@ class Firing(NamedTuple):
     reason: str | None  # None: it is a note
     action: str
     evidence: str
+    about: str = ""  # beginning of the evidence of which one event is enough; "": all of it
 
 
 class _Loss:
@@ -68,7 +69,7 @@ class Guards:
         self._losses: dict[str, _Loss] = {}
         self._diverged = ""
         self._disk = 0.0, ""
-        self._logged: list[Firing] = []
+        self.logged: list[Firing] = []
         self._matched: set[str] = set()
         self._fired: set[tuple[str | None, str]] = set()
 
@@ -79,7 +80,8 @@ class Guards:
         for expression, compiled in self.expressions.items():
             if expression not in self._matched and compiled.search(text):
                 self._matched.add(expression)
-                self._logged.append(Firing(LOG_REASON, "notify", f"{expression}: {text.strip()[:_MAX_LINE]}"))
+                line, about = text.strip()[:_MAX_LINE], f"{expression}: "
+                self.logged.append(Firing(LOG_REASON, "notify", about + line, about))
 
     def read_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Take note of new values of metrics."""
@@ -123,7 +125,7 @@ class Guards:
             self._used_at = now
             if self._actions["on_idle"] and not self._unmeasured:
                 self._unmeasured = True
-                self._logged.append(
+                self.logged.append(
                     Firing(None, "notify", "--onIdle is not applied: its accelerators are not measured.")
                 )
         self._sums = {name: self._sums.get(name, 0.0) + value for name, value in means.items()}
@@ -147,7 +149,7 @@ class Guards:
 
     def due(self) -> Iterator[Firing]:
         """Yield what is to be done now; `fired` has to be called for what was done."""
-        yield from self._logged
+        yield from self.logged
         for field, actions in self._actions.items():
             amount, evidence = self._measure(field) if actions else (0.0, "")
             for action, limit in sorted(actions, key=lambda due: due.amount):
@@ -158,8 +160,8 @@ class Guards:
                     self._fired.discard(fired)
 
     def fired(self, firing: Firing) -> None:
-        if firing in self._logged:
-            self._logged.remove(firing)
+        if firing in self.logged:
+            self.logged.remove(firing)
         else:
             self._fired.add(firing[:2])
 

@@ -14,7 +14,6 @@ from core.errors import GradientError, StoreUnavailable
 from core.jobs import cloud_resources, lifecycle, queries
 from core.jobs.costs import limits
 from core.jobs.exit_codes import reason_of_exit
-from core.jobs.tracking import job_notes
 from core.system.inotify import FileWatcher
 from worker.attempt.control import AttemptControl
 from worker.attempt.disk_quota import DiskQuota, Launched
@@ -278,8 +277,7 @@ class JobMonitor:
         guards.sample(values, self._backend.written_bytes(self._handle), in_use=in_use)
         guards.set_disk(*self._quota.room())
         for firing in list(guards.due()):
-            add = partial(job_notes.add_firing, job=self._job, reason=firing.reason, detail=firing.evidence)
-            self._context.write(add)
+            self._recorder.tell(firing)
             guards.fired(firing)
             if firing.reason is not None and firing.action != "notify":
                 self._quota.end_with(firing.reason, firing.evidence)

@@ -30,12 +30,15 @@ def uses_tracker(spec: JobSpec, prefixes: tuple[str, ...] = (WANDB, MLFLOW)) -> 
     return any(name.startswith(prefixes) for name in spec.env_vars)
 
 
-def add_firing(session: Session, job: Job, reason: str | None, detail: str) -> None:
-    """Record what a guard of the job's current attempt found, once; without a reason it is a note."""
-    kind, text = GUARD if reason else EVENT, storable_text(detail)
-    same = Event.job_id == job.id, Event.attempt == job.attempt, Event.kind == kind, Event.detail == text
+def add_firing(session: Session, job: Job, reason: str | None, detail: str, about: str) -> None:
+    """Record what a guard of the job's current attempt found, unless another event begins with what it is about.
+
+    Without a reason it is a note.
+    """
+    kind, begins = GUARD if reason else EVENT, Event.detail.startswith(storable_text(about), autoescape=True)
+    same = Event.job_id == job.id, Event.attempt == job.attempt, Event.kind == kind, begins
     if session.scalar(select(Event.id).where(*same).limit(1)) is None:
-        add_event(session, job, kind, reason=reason, detail=text)
+        add_event(session, job, kind, reason=reason, detail=detail)
 
 
 def notes_of(session: Session, jobs: Collection[Job]) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ from core.jobs.tracking import job_notes, metrics, trackers
 from core.jobs.tracking.metric_limits import MetricLimits
 from core.jobs.tracking.trackers import LinkFinder
 from core.monitoring.logging import bind
-from worker.attempt.guards import Guards
+from worker.attempt.guards import Firing, Guards
 from worker.attempt.outputs.event_files import EventFiles
 from worker.attempt.outputs.log_metrics import LogMetrics
 from worker.attempt.outputs.log_shipper import LogShipper, SourceFile
@@ -131,6 +131,13 @@ class OutputRecorder:
         self._queue.set_totals(columns, at_once=True)
         self._enqueue([])
 
+    def tell(self, firing: Firing) -> None:
+        """Record what a guard found, by which receivers are told of it."""
+        about = firing.about or firing.evidence
+        self._context.write(
+            lambda session: job_notes.add_firing(session, self._job, firing.reason, firing.evidence, about)
+        )
+
     def flush(self) -> None:
         """Store the metrics read so far."""
         self._context.metrics_flush.flush(self._queue)
@@ -161,6 +168,8 @@ class OutputRecorder:
             self._rows.left_out["event_files_long"] = "The event files are too long to be read completely."
         self._enqueue(self._rows.finish())
         self.flush()
+        for firing in self._guards.logged:
+            self.tell(firing)
         return self._log_bytes() if has_log else 0
 
     def _log_bytes(self) -> int:
