@@ -43,12 +43,7 @@ _ALL = (
     Reason("waiting_for_machine", None, FaultOwner.NOBODY, "Waiting for a free machine."),
     Reason("behind_jobs", None, FaultOwner.NOBODY, "{detail} ahead in the queue."),
     Reason("no_worker", None, FaultOwner.SERVICE, "No running worker offers this machine type. {detail}."),
-    Reason(
-        "too_large",
-        None,
-        FaultOwner.USER,
-        "The job requests {detail}. Request less, or start a larger worker.",
-    ),
+    Reason("too_large", None, FaultOwner.USER, "The job requests {detail}. Request less, or start a larger worker."),
     Reason(
         "draining",
         None,
@@ -281,10 +276,7 @@ _ALL = (
         "container.",
     ),
     Reason(
-        "option_refused",
-        S.FAILED,
-        FaultOwner.USER,
-        "The job requests an option that its machine does not allow: {detail}",
+        "option_refused", S.FAILED, FaultOwner.USER, "It requests an option that its machine does not allow: {detail}"
     ),
     Reason(
         "engine_unavailable",
@@ -439,11 +431,7 @@ _ALL = (
         retry=True,
     ),
     Reason(
-        "internal_error",
-        S.FAILED,
-        FaultOwner.SERVICE,
-        "The service failed while handling the job: {detail}",
-        retry=True,
+        "internal_error", S.FAILED, FaultOwner.SERVICE, "The service failed to handle the job: {detail}", retry=True
     ),
 )
 

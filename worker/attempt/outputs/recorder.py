@@ -168,7 +168,7 @@ class OutputRecorder:
             self._rows.left_out["event_files_long"] = "The event files are too long to be read completely."
         self._enqueue(self._rows.finish())
         self.flush()
-        for firing in self._guards.logged:
+        for firing in self.guards.logged:
             self.tell(firing)
         return self._log_bytes() if has_log else 0
 
