@@ -266,7 +266,6 @@ def test_every_scheme_that_is_allowed_is_one_of_apprise():
         ({"url": "slack://pw@x"}, "url", "cannot read this address of slack"),
         ({"url": "http://user:pw@example.org/"}, "url", "without a user"),
         ({"url": "http://[::1"}, "url", "URL"),
-        ({"url": "http://example.org", "events": ["job.stalled"]}, "events", "not offered yet"),
         ({"url": "http://example.org", "events": ["budget.*"]}, "events", "not offered yet"),
         ({"url": "http://example.org", "events": ["job.fail"]}, "events", "Did you mean job.failed?"),
         ({"url": "http://example.org", "events": ["worker.lost"]}, "jobs", "of no job"),
@@ -282,7 +281,7 @@ def test_a_receiver_that_cannot_work_is_refused(service, body, field, text):
     assert service.request("GET", "/notifications/bad").status_code == 404
 
 
-@pytest.mark.parametrize("notify", ["https://example.org/x", "bad name", "team:", "team:job.stalled", "team:jobs"])
+@pytest.mark.parametrize("notify", ["https://example.org/x", "bad name", "team:", "team:budget.100", "team:jobs"])
 def test_a_job_that_names_no_receiver_or_no_event_is_refused(service, notify):
     body = {"machineType": "CPU", "command": "true", "notify": [notify]}
     for path in ("/jobs", "/jobs?dryRun=true"):

@@ -106,7 +106,7 @@ class Guards:
                     elif self._diverged.startswith(f"{name} is"):
                         self._diverged = ""
 
-    def note_output(self) -> None:
+    def record_output(self) -> None:
         self._progress_at = time.monotonic()
 
     def sample(self, values: Mapping[str, float], written: int, *, in_use: bool) -> None:

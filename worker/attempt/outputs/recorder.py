@@ -110,7 +110,7 @@ class OutputRecorder:
             return len(rows)
         self._log_failed = False
         if shipped:
-            self.guards.note_output()
+            self.guards.record_output()
         return shipped + len(rows)
 
     def read_event_files(self) -> None:
