@@ -187,7 +187,7 @@ class JobSpec:
     ] = None
 
     def __post_init__(self) -> None:
-        # Shells take carriage returns at the ends of lines for part of a word.
+        # Shells take carriage returns for part of a word.
         object.__setattr__(self, "command", self.command.replace("\r\n", "\n").removesuffix("\r"))
         if self.command or (self.machine_type and not self.build_only):  # a sweep without jobs has no machine type
             _check_command(self.command)
@@ -221,11 +221,8 @@ class JobSpec:
         _check_code(self)
         object.__setattr__(self, "ports", tuple(str(port) for port in parse_ports(self.ports)))
         if self.registry_username is not None and self.container is None:
-            raise SpecInvalid(
-                "registryUsername requires a container from that registry. Name the container, including the "
-                "registry's host.",
-                field="container",
-            )
+            text = "registryUsername requires a container of that registry. Name it, with the registry's host."
+            raise SpecInvalid(text, field="container")
 
     def _check_end(self) -> None:
         _check_range(self.time_limit, 1, MAX_TIME_LIMIT, "timeLimit", "seconds")
