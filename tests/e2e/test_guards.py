@@ -42,7 +42,8 @@ def service_settings():
 @pytest.fixture
 def receiver(service):
     receiver = Receiver()
-    answer = service.request("PUT", "/notifications/team", json={"url": receiver.url, "events": ["job.*"]})
+    receiver.name = f"team{receiver.server.port}"
+    answer = service.request("PUT", f"/notifications/{receiver.name}", json={"url": receiver.url, "events": ["job.*"]})
     receiver.secret = answer.json()["secret"]
     yield receiver
     receiver.server.check_assertions()
@@ -72,7 +73,7 @@ def firings(service, job):
     ],
 )  # fmt: skip
 def test_a_guard_tells_and_stops_with_its_evidence(service, receiver, options, program, state, reason, evidence):
-    job = run(service, program, notify=["team"], **options)
+    job = run(service, program, notify=[receiver.name], **options)
     ended = service.wait_ended(job)
     assert (ended["state"], ended["reason"]) == (state, reason), ended
     assert evidence in ended["message"]
@@ -125,7 +126,7 @@ def test_a_job_in_which_somebody_is_does_not_idle(service):
 
 
 def test_a_line_of_the_log_is_told_once_and_only_to_whom_it_concerns(service, receiver):
-    names = ["team:job.log=CUDA (error|out), or worse"]
+    names = [f"{receiver.name}:job.log=CUDA (error|out), or worse"]
     job = service.submit("for n in 1 2 3; do echo step $n: CUDA error, or worse: $n; done", notify=names)
     service.wait_ended(job)
     [(_, message)] = receiver.wait_for(1)
@@ -135,7 +136,13 @@ def test_a_line_of_the_log_is_told_once_and_only_to_whom_it_concerns(service, re
 
 
 def test_members_of_an_array_are_one_message(service, receiver):
-    body = {"machineType": "CPU", "command": "sleep 600", "onIdle": "stop:60s", "array": "0-3", "notify": ["team"]}
+    body = {
+        "machineType": "CPU",
+        "command": "sleep 600",
+        "onIdle": "stop:60s",
+        "array": "0-3",
+        "notify": [receiver.name],
+    }
     array = service.request("POST", "/jobs", json=body | {"stopGrace": 1}).json()["arrayId"]
     wait_until(lambda: receiver.types()["array.ended"], "the end")
     assert receiver.types() == {"job.idle": 1, "array.ended": 1}
