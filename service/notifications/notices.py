@@ -44,8 +44,8 @@ def notices_of(session: Session, app_state: AppState, events: Sequence[Event]) -
     """Yield the messages of marked events; those of an array's members are one, when all have ended."""
     query = select(Job).where(Job.id.in_({event.job_id for event in events}))
     jobs = {job.id: job for job in session.scalars(query)}
-    found = {event.job_id for event in events if event.kind == GUARD}
-    shown = [job for job in jobs.values() if job.array_id is None or job.id in found]
+    guarded = {event.job_id for event in events if event.kind == GUARD}
+    shown = [job for job in jobs.values() if job.array_id is None or job.id in guarded]
     views = {view.id: view for view in job_views(session, app_state, shown)}
     for event in events:
         has_notice = jobs[event.job_id].array_id is None or event.kind == GUARD
