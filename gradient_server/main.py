@@ -181,9 +181,8 @@ def _add_maintenance(commands: "argparse._SubParsersAction[argparse.ArgumentPars
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument("--all", action="store_true", help="also describe checks that passed")
-    doctor.add_argument(
-        "--tpu", action="store_true", help="also check Google Cloud: permissions, zones, network, buckets"
-    )
+    doctor.add_argument("--tpu", action="store_true", help="also check Google Cloud: rights, zones, network, buckets")
+    doctor.add_argument("--gpu", action="store_true", help="also let each free GPU work for 20 seconds")
     prune = commands.add_parser(
         "prune",
         help="delete expired logs, artifacts and workspaces",
@@ -392,7 +391,7 @@ def _run_command(parsed: argparse.Namespace, settings: Settings) -> int:
     if command == "prune":
         code: int = run(settings, dry_run=parsed.dry_run, as_json=parsed.json)
     elif command == "doctor":
-        code = run(settings, as_json=parsed.json, tpu=parsed.tpu, all_lines=parsed.all)
+        code = run(settings, as_json=parsed.json, tpu=parsed.tpu, gpu=parsed.gpu, all_lines=parsed.all)
     elif command == "disk":
         code = run(settings, as_json=parsed.json)
     else:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from core.db.database import Database
 from core.errors import DatabaseMissing, StoreUnavailable
 from core.settings import Settings
-from gradient_server.checks import bucket, containers, host, jobs
+from gradient_server.checks import bucket, containers, gpus, host, jobs
 from gradient_server.checks import database as database_checks
 from gradient_server.checks.finding import Finding, Status, problem
 from gradient_server.startup_wait import POOLER_FIX, REFUSED_OPTION
@@ -23,9 +23,10 @@ _WIDTH = 100
 _INDENT = 21
 
 
-def run(settings: Settings, *, as_json: bool, tpu: bool = False, all_lines: bool = False) -> int:
-    """Run all checks (with `tpu`, also those of Google Cloud), print them, and return 1 if there is a problem."""
+def run(settings: Settings, *, as_json: bool, tpu: bool = False, gpu: bool = False, all_lines: bool = False) -> int:
+    """Run all checks (with `tpu` and `gpu`, also slow ones), print them, and return 1 if there is a problem."""
     findings = [*run_checks(settings), *(_tpu_findings(settings) if tpu else ())]
+    findings += gpus.check() if gpu else ()
     print(_format_json(findings) if as_json else _format_text(findings, all_lines=all_lines))
     return int(_worst_status(findings) is Status.PROBLEM)
 
