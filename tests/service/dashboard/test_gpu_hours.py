@@ -8,7 +8,7 @@ from sqlalchemy import select, update
 from support.live_service import make_job_body
 
 from core.db.database import now
-from core.db.models.jobs import Job
+from core.db.models.jobs import Attempt, Job
 
 
 @pytest.fixture
@@ -18,9 +18,12 @@ def run_free(database):
     def run(*job_ids):
         with database.write() as session:
             ended = session.scalars(select(now())).one()
-            times = {"started_at": ended - timedelta(minutes=45), "ended_at": ended, "finished_at": ended}
+            times = {"started_at": ended - timedelta(minutes=45), "ended_at": ended}
             free = {"price_per_hour": 0.0, "gpu_count": 2, "machine_type": "A100", "state": "succeeded"}
-            session.execute(update(Job).where(Job.id.in_(job_ids)).values(**times, **free))
+            row = {"attempt": 1, "finished_at": ended} | times | free
+            session.execute(update(Job).where(Job.id.in_(job_ids)).values(row))
+            ran = {"attempt": 1, "worker": "w1", "host": "here", "claimed_at": ended} | times
+            session.add_all(Attempt(job_id=job_id, **ran) for job_id in job_ids)
 
     return run
 
