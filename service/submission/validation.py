@@ -115,8 +115,13 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
             f"The machine of a job on {machine.name} cannot be kept after a failure. Leave keepOnFail out.",
             field="keepOnFail",
         )
+    on_vm = capabilities_of(backend).billed and app_state.settings.tpu.on_vm(by_default=machine.tpu_on_vm)
+    if spec.on_disk is not None and on_vm:
+        raise SpecInvalid(
+            f"The disk of {machine.name} is its VM's, which is not measured. Leave it out.", field="onDisk"
+        )
     if spec.data_disks:
-        _check_data_disks(app_state, spec, machine, backend)
+        _check_data_disks(app_state, spec, machine, on_vm=on_vm)
     if spec.array_reuse == "on" and backend != "process":
         raise SpecInvalid(
             f"A member on {machine.name} is not a process on this host: it needs a separate container or machine. "
@@ -177,9 +182,9 @@ def _check_no_python(spec: JobSpec, machine: MachineType) -> None:
         )
 
 
-def _check_data_disks(app_state: AppState, spec: JobSpec, machine: MachineType, backend: str) -> None:
+def _check_data_disks(app_state: AppState, spec: JobSpec, machine: MachineType, *, on_vm: bool) -> None:
     settings = app_state.settings.tpu
-    if not capabilities_of(backend).billed or not settings.on_vm(by_default=machine.tpu_on_vm):
+    if not on_vm:
         raise SpecInvalid(
             f"Only TPU VMs have data disks, and jobs on {machine.name} do not run on one. Leave the disks out.",
             field="dataDisks",

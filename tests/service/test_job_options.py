@@ -179,6 +179,13 @@ def test_data_disks_of_a_job_are_kept(disk_client):
     assert disk_client.get(f"/jobs/{job['id']}").json()["dataDisks"] == ["imagenet", "scratch:ro"]
 
 
+def test_a_guard_of_a_disk_that_is_not_measured_is_refused(disk_client):
+    spec = {"command": "true", "onDisk": "stop:90"}
+    refused = disk_client.post("/jobs", json={**spec, "machineType": "TPU v5e-16"})
+    assert (refused.status_code, refused.json()["error"]["field"]) == (400, "onDisk")
+    assert disk_client.post("/jobs", json={**spec, "machineType": "CPU"}).status_code == 201
+
+
 def test_an_option_goes_from_the_flag_to_the_launched_job(tmp_path, settings):
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / "copy" / package, ignore=shutil.ignore_patterns("__pycache__"))
