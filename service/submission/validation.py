@@ -182,8 +182,15 @@ def _check_no_python(spec: JobSpec, machine: MachineType) -> None:
         )
 
 
-def _check_data_disks(app_state: AppState, spec: JobSpec, machine: MachineType, *, on_vm: bool) -> None:
+def _check_disks(app_state: AppState, spec: JobSpec, machine: MachineType, backend: str) -> None:
     settings = app_state.settings.tpu
+    on_vm = capabilities_of(backend).billed and settings.on_vm(by_default=machine.tpu_on_vm)
+    if spec.on_disk is not None and on_vm:
+        raise SpecInvalid(
+            f"The disk of {machine.name} is its VM's, which is not measured. Leave it out.", field="onDisk"
+        )
+    if not spec.data_disks:
+        return
     if not on_vm:
         raise SpecInvalid(
             f"Only TPU VMs have data disks, and jobs on {machine.name} do not run on one. Leave the disks out.",
