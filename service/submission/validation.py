@@ -115,13 +115,8 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
             f"The machine of a job on {machine.name} cannot be kept after a failure. Leave keepOnFail out.",
             field="keepOnFail",
         )
-    on_vm = capabilities_of(backend).billed and app_state.settings.tpu.on_vm(by_default=machine.tpu_on_vm)
-    if spec.on_disk is not None and on_vm:
-        raise SpecInvalid(
-            f"The disk of {machine.name} is its VM's, which is not measured. Leave it out.", field="onDisk"
-        )
-    if spec.data_disks:
-        _check_data_disks(app_state, spec, machine, on_vm=on_vm)
+    if spec.data_disks or spec.on_disk is not None:
+        _check_disks(app_state, spec, machine, backend)
     if spec.array_reuse == "on" and backend != "process":
         raise SpecInvalid(
             f"A member on {machine.name} is not a process on this host: it needs a separate container or machine. "
