@@ -34,6 +34,7 @@ COMMANDS = {
     "jobs ssh": ("jobs.exec:add_ssh", "open a shell in a running job"),
     "jobs port-forward": ("jobs.port_forward:add_port_forward", "forward a port of a running job to this computer"),
     "jobs wait": ("jobs.manage:add_wait", "wait until jobs have ended, then exit with the highest of their exit codes"),
+    "jobs why": ("jobs.failures:add_why", "tell why a job failed: evidence, place in the code, remedy"),
     "jobs release": ("jobs.failures:add_release", "end the time that a failed job's machine is kept (--keepOnFail)"),
     "jobs stop": ("jobs.manage:add_stop", "stop jobs: SIGTERM, then SIGKILL after the grace period"),
     "jobs clone": ("jobs.create:add_clone", "submit the same job again, with changes given as options"),

@@ -188,6 +188,10 @@ class Job(JobRecord):
         self._update(self._api.stop_job(self.id, now=now))
         return self
 
+    def why(self) -> dict[str, Any]:
+        """Return why the job failed: its class (`cause`), `evidence`, `place`, `remedy` and a change for a clone."""
+        return self._api.why(self.id)
+
     def release(self) -> Self:
         """End the time for which the machine of the failed job is kept."""
         self._update(self._api.release_job(self.id))

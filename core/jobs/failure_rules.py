@@ -27,7 +27,6 @@ class Rule(NamedTuple):
     says: str | None  # why the command ended, to follow its exit code: `because …: what to do`
     option: str | None  # the option of a clone that helps
     source: re.Pattern[str] | None  # of a line of the traceback
-    certain: bool  # whether every attempt would end so
 
 
 def _rule(
@@ -36,12 +35,10 @@ def _rule(
     says: str | None = None,
     option: str | None = None,
     source: str = "",
-    *,
-    certain: bool = False,
 ) -> Rule:
     pattern = pattern.replace("ERR ", r"^(?:[\w.]+\.)?")
     compiled = re.compile(source, re.MULTILINE) if source else None
-    return Rule(cause, re.compile(pattern, re.MULTILINE), says, option, compiled, certain)
+    return Rule(cause, re.compile(pattern, re.MULTILINE), says, option, compiled)
 
 
 _DEVICE_FULL = (
@@ -78,7 +75,7 @@ RULES = (
     # Of shared memory before disks and host memory, of hosts before devices.
     _rule(
         "memory",
-        r"/dev/shm.*No space left|No space left.*/dev/shm|unable to \w+ (?:file|shared memory).*torch_\d+"
+        r"/dev/[s]hm.*No space left|No space left.*/dev/[s]hm|unable to \w+ (?:file|shared memory).*torch_\d+"
         r"|[Bb]us error.*shared memory",
         _SHARED_FULL,
         "sharedMemMb",
@@ -157,7 +154,8 @@ RULES = (
         "network",
         r"ERR (?:(?:New|Remote)?Connection\w*(?:Error|Refused|Timeout)|(?:Connect|Read|Proxy|SSL)\w*(?:Error|Timeout)|"
         r"MaxRetryError|ServerDisconnectedError|IncompleteRead|ClientConnectorError|EndpointConnectionError): "
-        r"|Connection (?:refused|reset by peer|timed out)|Network is unreachable|No route to host|urlopen error timed out"
+        r"|Connection (?:refused|reset by peer|timed out)|Network is unreachable|No route to host"
+        r"|urlopen error timed out"
         r"|[Ff]ailed to connect to|\b(?:429|50[0234])\b.*(?:Too Many|Server Error|Bad Gateway|Unavailable|Gateway Time)"
         r"|[Tt]he read operation timed out|early EOF|RPC failed; |Operation timed out",
         "after a server could not be reached or did not answer: try it again later (--maxAttempts 3)",
@@ -166,10 +164,12 @@ RULES = (
     # Packages and programs.
     _rule(
         "image",
-        r"^ERROR: (?:No matching distribution|Could not find a version|Cannot install|Failed building wheel|ResolutionImp"
+        r"^ERROR: (?:No matching distribution|Could not find a version|Cannot install|Failed building wheel"
+        r"|ResolutionImp"
         r"|.*Requires-Python|Package '.*' requires a different Python|Failed to build)|No solution found when resolving"
         r"|error: externally-managed-environment|Failed to build `|was not found in the package registry"
-        r"|error while loading shared libraries: |cannot open shared object file|ImportError: .*(?:GLIBC|undefined symbol)"
+        r"|error while loading shared libraries: |cannot open shared object file|ImportError: .*(?:GLIBC"
+        r"|undefined symbol)"
         r"|^E: (?:Unable to locate package|Could not open lock)|numpy\.dtype size changed|compiled using NumPy 1",
     ),
     _rule("image", "ERR FileNotFoundError: ", source=r"\b_execute_child\b"),  # a program that Python starts
@@ -195,20 +195,22 @@ RULES = (
     _rule(
         "data",
         r"ERR FileNotFoundError|No such file or directory|does not appear to be a (?:git repository|tar)"
-        r"|ERR (?:JSONDecodeError|UnicodeDecodeError|UnidentifiedImageError|BadZipFile|BadGzipFile|UnpicklingError|ReadError|"
+        r"|ERR (?:JSONDecodeError|UnicodeDecodeError|UnidentifiedImageError|BadZipFile|BadGzipFile"
+        r"|UnpicklingError|ReadError|"
         r"ParserError|EmptyDataError|SafetensorError|ArrowInvalid|LZMAError|DecompressionBombError|ScannerError)\b"
         r"|EOFError: Ran out of input|image file is truncated|file signature not found|Not a gzipped file"
-        r"|(?:not|unrecognized|invalid|incorrect|bad) (?:archive|header|magic|zip)|CRC check failed|[Uu]nexpected end of "
+        r"|(?:not|unrecognized|invalid|incorrect|bad) (?:archive|header|magic|zip)|CRC check failed"
+        r"|[Uu]nexpected end of "
         r"(?:file|data|archive|JSON)|PytorchStreamReader|not a zip archive|truncated (?:file|record)|DATA_LOSS",
     ),
     _rule("code", r"^fatal: No names found, cannot describe anything", _NO_TAGS),
-    _rule("code", r"^(?:SyntaxError|IndentationError|TabError): ", certain=True),
+    _rule("code", r"^(?:SyntaxError|IndentationError|TabError): "),
     _rule(
         "code",
         r"^[\w./-]+: error: (?:unrecognized arguments|the following arguments|argument |ambiguous option)"
-        r"|^Error: (?:No such option|Missing (?:option|argument|parameter)|Invalid value|Got unexpected|No such command)"
+        r"|^Error: (?:No such option|Missing (?:option|argument|parameter)|Invalid value|Got unexpected"
+        r"|No such command)"
         r"|[Nn]o such option: |can't open file ",
-        certain=True,
     ),
     _rule(
         "code",
@@ -217,7 +219,8 @@ RULES = (
         r"ValidationError|InvalidArgumentError|FloatingPointError|ZeroDivisionError|UndefinedMetricWarning)\b"
         r"|RuntimeError: .*(?:shape|size of tensor|dtype|scalar type|same device|requires grad|inplace|backward|"
         r"state_dict|dimension|channels|NaN|nan)|device-side assert|command not found|: syntax error|unbound variable"
-        r"|error: (?:expected|undeclared|unknown type)|undefined reference|panicked at|Segmentation fault|^SIG(?:SEGV|FPE)\b"
+        r"|error: (?:expected|undeclared|unknown type)|undefined reference|panicked at|Segmentation fault"
+        r"|^SIG(?:SEGV|FPE)\b"
         r"|Floating point exception|Assertion .*failed|[Mm]issing separator|No rule to make target",
     ),
 )

@@ -74,29 +74,32 @@ def find_failure(lines: Sequence[str]) -> LogFailure:
     kept = _of_first_rank(_before_launcher(_plain(lines)))
     while kept and _NOISE.match(kept[-1].text):
         kept.pop()
-    start = next((at for at in range(len(kept) - 1, -1, -1) if _TRACEBACK.match(kept[at].text)), None)
+    start = _last(kept, _TRACEBACK)
+    start = _last(kept, _FRAME) if start is None else start
     raised = None if start is None else _find_exception(kept, start)
     while start and any(map(_CHAINED.match, (line.text for line in kept[max(0, start - 4) : start]))):
-        start = next((at for at in range(start - 1, -1, -1) if _TRACEBACK.match(kept[at].text)), 0)
+        start = _last(kept[:start], _TRACEBACK) or 0
     if start is None or raised is None or len(kept) - raised > _LAST_LINES + 1:
-        return _judge(kept[-_LAST_LINES:], kept[-_LAST_LINES:], None)
+        return _judge(kept, kept[-_LAST_LINES:], None)
     return _judge(kept[start:], kept[raised:], kept[raised])
 
 
 def _judge(block: list[_Line], said: list[_Line], raised: _Line | None) -> LogFailure:
     """Judge the lines of a failure. `said`: without the frames of a traceback; `raised`: its exception."""
-    frames = [match for line in block if (match := _FRAME.match(line.text) or _SHELL.match(line.text))]
+    framed = block if raised else said
+    frames = [match for line in framed if (match := _FRAME.match(line.text) or _SHELL.match(line.text))]
     if not any("(most recent call first)" in line.text for line in block):
         frames.reverse()
     place = next((place for place in map(_in_workspace, frames) if place), None)
-    text, source = "\n".join(line.text for line in said if line.text[:1] != " "), "\n".join(line.text for line in block)
+    text = "\n".join(line.text for line in said if line.text[:1] != " ")
+    source = "\n".join(line.text for line in framed)
     for rule in RULES:
         match = rule.pattern.search(text)
         if match and (rule.source is None or rule.source.search(source)):
             shown = text[text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0]
             line = next(line for line in said if line.text == shown)
             return LogFailure(rule.cause, line.number, line.text, place, rule, match.groupdict())
-    error = raised or next((line for line in reversed(said) if _ERROR.match(line.text.strip())), None)
+    error = raised or next((line for line in reversed(block) if _ERROR.match(line.text.strip())), None)
     if error is None:
         return LogFailure(None, None, "", None, None, {})
     name = _EXCEPTION.match(error.text)
@@ -122,8 +125,7 @@ def _before_launcher(lines: list[_Line]) -> list[_Line]:
     kept = lines[:cut]
     for at in range(len(kept) - 1, -1, -1):
         if _LAUNCHERS_ERROR.match(kept[at].text):
-            start = next((i for i in range(at, -1, -1) if _TRACEBACK.match(kept[i].text)), at)
-            kept = kept[:start]
+            kept = kept[: _last(kept[:at], _TRACEBACK) or at]
             break
     of_rank = [line for line in kept if rank is not None and line.text.startswith(f"[rank{rank}]:")]
     return of_rank or kept
@@ -143,6 +145,10 @@ def _of_first_rank(lines: list[_Line]) -> list[_Line]:
         if not ranks or rank is None or int(rank) == min(ranks):
             kept.append(line._replace(text=line.text[match.end() :]) if match else line)
     return kept
+
+
+def _last(lines: list[_Line], pattern: re.Pattern[str]) -> int | None:
+    return next((at for at in range(len(lines) - 1, -1, -1) if pattern.match(lines[at].text)), None)
 
 
 def _find_exception(lines: list[_Line], start: int) -> int | None:

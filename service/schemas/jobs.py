@@ -339,6 +339,48 @@ class DryRun(View):
     notes: list[str]
 
 
+class LogEvidence(View):
+    """A line of a job's log."""
+
+    line: int
+    message: str
+
+
+class PlaceView(View):
+    """A line of the workspace's code."""
+
+    file: str
+    line: int
+
+
+class CloneAdvice(View):
+    """A change with which a clone may succeed."""
+
+    option: str
+    value: int
+    label: str
+    url: str = Field(description="the form for new jobs, filled in")
+
+
+class VerdictView(View):
+    """Why a job failed, or waits."""
+
+    id: str
+    state: str
+    cause: str | None = Field(
+        description="class: code, memory, device_memory, image, data, disk, network, machine, preempted, time, budget; "
+        "null: it is not known, or the job has not failed"
+    )
+    meaning: str | None = Field(description="the class in words")
+    source: str | None = Field(description="who tells the class: service, or log")
+    reason: str | None
+    message: str | None
+    evidence: LogEvidence | None
+    place: PlaceView | None = Field(description="the innermost frame in the workspace")
+    remedy: str | None = Field(description="what to do, if the message does not say it already")
+    clone: CloneAdvice | None
+
+
 class EventView(View):
     """Something that happened to a job."""
 

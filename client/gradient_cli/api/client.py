@@ -110,6 +110,9 @@ class Api(SubmissionApi):
             "POST", f"{job_path(job_id)}/stop", query={"now": "true"} if now else {}, needs="id"
         )
 
+    def why(self, job_id: str) -> dict[str, Any]:
+        return self._transport.json("GET", f"{job_path(job_id)}/why", needs="reason")
+
     def release_job(self, job_id: str) -> dict[str, Any]:
         """End the time for which the machine of a failed job is kept."""
         return self._transport.json("POST", f"{job_path(job_id)}/release", needs="id")

@@ -4,13 +4,39 @@ import argparse
 
 from gradient_cli import terminal
 from gradient_cli.arguments import connect, resolve_id
-from gradient_cli.formatting import print_result
+from gradient_cli.errors import OK
+from gradient_cli.formatting import print_fields, print_json, print_result, state_word
 from gradient_cli.options import add_common, add_job_id
 
 
 def add_release(parser: argparse.ArgumentParser) -> None:
     add_job_id(parser)
     add_common(parser, release)
+
+
+def add_why(parser: argparse.ArgumentParser) -> None:
+    add_job_id(parser)
+    add_common(parser, why)
+
+
+def why(args: argparse.Namespace) -> int:
+    """Print why a job failed, or the reason for its state if that is not known."""
+    api = connect(args)
+    verdict = api.why(resolve_id(args.id, api))
+    if args.json:
+        return print_json(verdict)
+    evidence, place = verdict["evidence"] or {}, verdict["place"] or {}
+    fields = {
+        "class": f"{verdict['cause']}: {verdict['meaning']}" if verdict["cause"] else "",
+        "message": str(verdict["message"] or state_word(verdict["state"])),
+        "evidence": f"line {evidence['line']}: {evidence['message']}" if evidence else "",
+        "place": f"{place['file']}:{place['line']}" if place else "",
+        "remedy": str(verdict["remedy"] or ""),
+    }
+    print_fields(fields)
+    if clone := verdict["clone"]:
+        terminal.print_message(f"next\n  gradient-cli jobs clone {verdict['id']} --{clone['option']} {clone['value']}")
+    return OK
 
 
 def release(args: argparse.Namespace) -> int:

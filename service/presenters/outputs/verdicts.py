@@ -1,0 +1,84 @@
+"""Why a job failed, in its public form."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from core.jobs.failure_rules import CLASSES
+from core.jobs.log_failures import LogFailure
+from core.jobs.verdicts import OF_LOG, Verdict, find_verdict
+from core.storage.joblogs.reader import LogLine, LogReader
+from core.storage.joblogs.store import JobLogs
+from service.schemas.jobs import CloneAdvice, JobView, LogEvidence, PlaceView, VerdictView
+
+_LAST_LINES = 300
+_LAST_BYTES, _MOST_BYTES = 64 * 1024, 1024**2
+_SHOWN = 1000  # characters of a line
+_SHARED_MB, _ATTEMPTS = 1024, 3
+_FAILED = frozenset({"Failed", "Error", "Kept"})
+
+
+def verdict_of(logs: JobLogs, job: JobView) -> VerdictView:
+    """Judge a job, from its reason or from the end of its log."""
+    failed = job.state in _FAILED
+    lines = _last_lines(logs.reader(job.id)) if failed and job.reason in OF_LOG else []
+    verdict = find_verdict(job.reason, job.message, [line.message for line in lines]) if failed else Verdict(None)
+    failure = verdict.failure
+    shown = lines[failure.line] if failure and failure.line is not None and failure.line < len(lines) else None
+    return VerdictView(
+        id=job.id,
+        state=job.state,
+        cause=verdict.cause,
+        meaning=CLASSES[verdict.cause] if verdict.cause else None,
+        source=None if verdict.cause is None else "log" if failure else "service",
+        reason=job.reason,
+        message=job.message,
+        evidence=LogEvidence(line=shown.line, message=failure.text[:_SHOWN]) if shown and failure else None,
+        place=PlaceView.of(failure.place) if failure and failure.place else None,
+        remedy=_remedy(job, failure) if failure else None,
+        clone=_advise(job, verdict.option),
+    )
+
+
+def _last_lines(reader: LogReader) -> list[LogLine]:
+    newlines = 0
+    for length in (_LAST_BYTES, _MOST_BYTES):
+        if newlines < _LAST_LINES:
+            newlines = reader.raw(reader.size - length, length).count(b"\n")
+    count = min(_LAST_LINES, max(1, newlines))
+    return reader.lines(reader.tail(count, final=True), count, final=True)
+
+
+def _remedy(job: JobView, failure: LogFailure) -> str | None:
+    """Return what to do; the worker knows it of modules, since it has seen the workspace."""
+    why, _, remedy = ((failure.rule and failure.rule.says) or "").partition(": ")
+    if "{remedy}" in remedy:
+        told = (job.message or "").partition(f"{why.format(**failure.named)}: ")[2]
+        remedy = told.removesuffix(". See the end of its log.")
+    return remedy or None
+
+
+def _advise(job: JobView, option: str | None) -> CloneAdvice | None:
+    """Return the change with which a clone may succeed; None: no value is known to be larger."""
+    options: Any = job  # its options are fields that are made at run time
+    limit = re.search(r"\((\d+) MiB\)", job.message or "")
+    present: Mapping[str | None, int | None] = {
+        "memoryMb": options.memory_mb or (int(limit[1]) if limit else None),
+        "sharedMemMb": options.shared_mem_mb or _SHARED_MB,
+        "timeLimit": options.time_limit,
+    }
+    value = (
+        _ATTEMPTS if option == "maxAttempts" and options.max_attempts < _ATTEMPTS else 2 * (present.get(option) or 0)
+    )
+    if option is None or not value:
+        return None
+    words = {
+        "memoryMb": f"{value / 1024:.3g} GiB",
+        "sharedMemMb": f"{value / 1024:.3g} GiB of shared memory",
+        "timeLimit": f"{value:,} s",
+        "maxAttempts": f"{value} attempts",
+    }
+    query = urlencode({"from": job.id, option: value})
+    url = job.url.replace(f"/ui/jobs/{job.id}", f"/ui/jobs/new?{query}")
+    return CloneAdvice(option=option, value=value, label=f"Clone with {words[option]}", url=url)
