@@ -80,7 +80,12 @@ RULES = (
         _SHARED_FULL,
         "sharedMemMb",
     ),
-    _rule("disk", r"No space left on device|Disk quota exceeded|[Dd]isk is full|\b(?:ENOSPC|EDQUOT)\b", _DISK_FULL),
+    _rule(
+        "disk",
+        r"No space left on device|Disk quota exceeded|[Dd]isk is full|\b(?:ENOSPC|EDQUOT)\b"
+        r"|Wrote only \d+ of \d+ bytes|inline_container\.cc.*unexpected pos|file write failed",
+        _DISK_FULL,
+    ),
     _rule(
         "memory",
         r"OOM when allocating tensor.*device:CPU|ERR _?(?:Array)?MemoryError\b|DefaultCPUAllocator: |std::bad_alloc"
@@ -137,7 +142,7 @@ RULES = (
     _rule(
         "code",
         r"\b401\b.*(?:Unauthorized|Client Error)|\b403\b.*(?:Forbidden|Client Error)|Unable to locate credentials"
-        r"|GatedRepoError|NoCredentialsError|InvalidAccessKeyId|[Aa]uthentication failed|Invalid (?:API|username)"
+        r"|GatedRepoError|No API key configured|NoCredentialsError|InvalidAccessKeyId|[Aa]uthentication failed|Invalid (?:API|username)"
         r"|[Pp]ermission denied \(publickey|could not read Username for",
         _LOGIN,
     ),
@@ -157,9 +162,17 @@ RULES = (
         r"|Connection (?:refused|reset by peer|timed out)|Network is unreachable|No route to host"
         r"|urlopen error timed out"
         r"|[Ff]ailed to connect to|\b(?:429|50[0234])\b.*(?:Too Many|Server Error|Bad Gateway|Unavailable|Gateway Time)"
-        r"|[Tt]he read operation timed out|early EOF|RPC failed; |Operation timed out",
+        r"|[Tt]he read operation timed out|^(?:socket\.timeout|TimeoutError): (?:timed out|\[Errno 110\])|early EOF|RPC failed; |Operation timed out",
         "after a server could not be reached or did not answer: try it again later (--maxAttempts 3)",
         "maxAttempts",
+    ),
+    _rule(
+        "code",
+        r"^(?:SyntaxError|IndentationError|TabError): |^[\w./-]+: error: (?:unrecognized arguments"
+        r"|the following arguments"
+        r"|argument |ambiguous option)|^(?:Error: )?(?:No such (?:option|command)|Missing (?:option|argument|parameter)"
+        r"|Invalid value|Got unexpected)|[Nn]o such option: |can't open file |Weights only load failed|: syntax error|unbound variable"
+        r"|command not found",
     ),
     # Packages and programs.
     _rule(
@@ -195,32 +208,26 @@ RULES = (
     _rule(
         "data",
         r"ERR FileNotFoundError|No such file or directory|does not appear to be a (?:git repository|tar)"
+        r"|repository .* does not exist"
         r"|ERR (?:JSONDecodeError|UnicodeDecodeError|UnidentifiedImageError|BadZipFile|BadGzipFile"
         r"|UnpicklingError|ReadError|"
         r"ParserError|EmptyDataError|SafetensorError|ArrowInvalid|LZMAError|DecompressionBombError|ScannerError)\b"
-        r"|EOFError: Ran out of input|image file is truncated|file signature not found|Not a gzipped file"
+        r"|EOFError: Ran out of input|image file is truncated|signature not found|Not a gzipped file"
         r"|(?:not|unrecognized|invalid|incorrect|bad) (?:archive|header|magic|zip)|CRC check failed"
         r"|[Uu]nexpected end of "
-        r"(?:file|data|archive|JSON)|PytorchStreamReader|not a zip archive|truncated (?:file|record)|DATA_LOSS",
+        r"(?:file|data|archive|JSON)|PytorchStreamReader|not a zip archive|truncated (?:file|record)|DATA_LOSS|corrupted record|file is not a database|image is malformed"
+        r"|[Ff]ile not found",
     ),
     _rule("code", r"^fatal: No names found, cannot describe anything", _NO_TAGS),
-    _rule("code", r"^(?:SyntaxError|IndentationError|TabError): "),
-    _rule(
-        "code",
-        r"^[\w./-]+: error: (?:unrecognized arguments|the following arguments|argument |ambiguous option)"
-        r"|^Error: (?:No such option|Missing (?:option|argument|parameter)|Invalid value|Got unexpected"
-        r"|No such command)"
-        r"|[Nn]o such option: |can't open file ",
-    ),
     _rule(
         "code",
         r"ERR (?:AssertionError|AttributeError|ImportError|IndexError|KeyError|ModuleNotFoundError|NameError|"
         r"NotImplementedError|OverflowError|RecursionError|StopIteration|TypeError|UnboundLocalError|ValueError|"
         r"ValidationError|InvalidArgumentError|FloatingPointError|ZeroDivisionError|UndefinedMetricWarning)\b"
         r"|RuntimeError: .*(?:shape|size of tensor|dtype|scalar type|same device|requires grad|inplace|backward|"
-        r"state_dict|dimension|channels|NaN|nan)|device-side assert|command not found|: syntax error|unbound variable"
+        r"state_dict|dimension|channels|NaN|nan)|device-side assert"
         r"|error: (?:expected|undeclared|unknown type)|undefined reference|panicked at|Segmentation fault"
         r"|^SIG(?:SEGV|FPE)\b"
-        r"|Floating point exception|Assertion .*failed|[Mm]issing separator|No rule to make target",
+        r"|Floating point exception|terminate called after throwing|Assertion .*failed|[Mm]issing separator|No rule to make target",
     ),
 )

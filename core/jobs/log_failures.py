@@ -16,14 +16,16 @@ _PREFIX = re.compile(
 """Begins of lines by torchrun, Horovod, MPI, Ray, Rich, and of the exceptions of a group."""
 _LAUNCHER = re.compile(
     r"Set the environment variable HYDRA_FULL_ERROR|[EW]\d{4} .*torch/distributed/elastic/"
-    r"|g?make(?:\[\d+\])?: \*\*\* |ninja: build stopped: |error: Recipe `|task: Failed to run task "
+    r"|g?make(?:\[\d+\])?: \*\*\* \[|ninja: build stopped: |error: Recipe `|task: Failed to run task "
     r"|ERROR(?: conda\.cli\.main_run:execute\(\d+\):|: failed to reproduce |: .{1,200}: exit \d+ )|real\t\d+m"
 )
 """Lines with which Hydra, torchrun, accelerate, make and their like begin to report an end, which came right before."""
+_RANK = re.compile(r"\s+rank\s*: (\d+) \(local_rank: ")
 _LAUNCHERS_ERROR = re.compile(r"(?:subprocess\.CalledProcessError|torch\.distributed\.elastic\S*ChildFailedError): ")
 _NOISE = re.compile(
     r"wandb: |.*resource_tracker|  warnings\.warn\(|Exception ignored in|\[[WI]\d* ?[\d:. ]*|srun: error: "
-    r"|.*destroy_process_group\(\)|/bin/sh: line \d+: +\d+ |\+-[-+]*$|[\u2570\u256d]\u2500|-+$|\s*$"
+    r"|.*destroy_process_group\(\)|\S*sh: line \d+: +\d+ (?:Aborted|Killed|Terminated)\b| *\d+: 0x[0-9a-f]+ |---"
+    r"|\+-[-+]*$|[\u2570\u256d]\u2500|-+$|\s*$"
 )
 """Lines that programs and libraries print when they end, whatever for."""
 _TRACEBACK = re.compile(r".*Traceback \(most recent call last\)")
@@ -33,7 +35,7 @@ _FRAME = re.compile(
     r"|(?P<rich>/\S+\.py):(?P<row>\d+) in )"
 )
 _SHELL = re.compile(r"(?P<file>[^\s:]+\.(?:sh|bash)): line (?P<line>\d+): ")
-_WORKSPACE = re.compile(r"(?:/paperspace/|.*/j[a-z0-9]{13}-\d+/workspace/|\./|(?![/<~]))(?P<path>.+)")
+_WORKSPACE = re.compile(r"(?:/paperspace/|.*/j[a-z0-9]{13}-\d+/workspace/|\./|(?![/<~]))(?P<path>.+\.(?:py|sh|bash))\Z")
 _LIBRARY = re.compile(r"(?:^|/)(?:site-packages|dist-packages|lib/python[\d.]+|\.?venv)/")
 _EXCEPTION = re.compile(r"(?:[A-Za-z_][\w.]*\.)?(?P<name>[A-Za-z_]\w*)(?:: .*|:?\Z)")
 _OF_MACHINE = re.compile(
@@ -71,7 +73,9 @@ class LogFailure(NamedTuple):
 
 def find_failure(lines: Sequence[str]) -> LogFailure:
     """Find out why a command ended, from the last lines of its log."""
-    kept = _of_first_rank(_before_launcher(_plain(lines)))
+    plain = _plain(lines)
+    ranks = [match[1] for line in plain if (match := _RANK.match(line.text))]  # torchrun's: the root cause is last
+    kept = _of_first_rank(_before_launcher(plain), ranks[-1] if ranks else None)
     while kept and _NOISE.match(kept[-1].text):
         kept.pop()
     start = _last(kept, _TRACEBACK)
@@ -91,14 +95,14 @@ def _judge(block: list[_Line], said: list[_Line], raised: _Line | None) -> LogFa
     if not any("(most recent call first)" in line.text for line in block):
         frames.reverse()
     place = next((place for place in map(_in_workspace, frames) if place), None)
-    text = "\n".join(line.text for line in said if line.text[:1] != " ")
+    text = "\n".join(line.text.strip() for line in said if line.text[:4] != "    ")
     source = "\n".join(line.text for line in framed)
     for rule in RULES:
         match = rule.pattern.search(text)
         if match and (rule.source is None or rule.source.search(source)):
             shown = text[text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0]
-            line = next(line for line in said if line.text == shown)
-            return LogFailure(rule.cause, line.number, line.text, place, rule, match.groupdict())
+            line = next(line for line in said if line.text.strip() == shown)
+            return LogFailure(rule.cause, line.number, shown, place, rule, match.groupdict())
     error = raised or next((line for line in reversed(block) if _ERROR.match(line.text.strip())), None)
     if error is None:
         return LogFailure(None, None, "", None, None, {})
@@ -119,7 +123,6 @@ def _plain(lines: Sequence[str]) -> list[_Line]:
 
 def _before_launcher(lines: list[_Line]) -> list[_Line]:
     """Leave out what a launcher says of the program that it started and that failed."""
-    rank = next((m[1] for m in map(re.compile(r"\s+rank\s*: (\d+)").match, [t.text for t in lines]) if m), None)
     first = max(0, len(lines) - _LAUNCHER_LINES)
     cut = next((at for at in range(first, len(lines)) if _LAUNCHER.match(lines[at].text)), len(lines))
     kept = lines[:cut]
@@ -127,22 +130,19 @@ def _before_launcher(lines: list[_Line]) -> list[_Line]:
         if _LAUNCHERS_ERROR.match(kept[at].text):
             kept = kept[: _last(kept[:at], _TRACEBACK) or at]
             break
-    of_rank = [line for line in kept if rank is not None and line.text.startswith(f"[rank{rank}]:")]
-    return of_rank or kept
+    return kept
 
 
-def _of_first_rank(lines: list[_Line]) -> list[_Line]:
+def _of_first_rank(lines: list[_Line], root_cause: str | None) -> list[_Line]:
     """Return the lines without the prefixes of their processes; if several have failed, those of the first."""
-    ranks = [
-        int(m["rank"] or m["mpi"])
-        for line in lines
-        if (m := _PREFIX.match(line.text)) and _TRACEBACK.match(line.text) and (m["rank"] or m["mpi"])
-    ]
+    begun = [match for line in lines if _TRACEBACK.match(line.text) and (match := _PREFIX.match(line.text))]
+    ranks = {match["rank"] or match["mpi"]: None for match in begun if match["rank"] or match["mpi"]}
+    chosen = root_cause if root_cause in ranks else next(iter(ranks), None)
     kept = []
     for line in lines:
         match = _PREFIX.match(line.text)
-        rank = match and (match["rank"] or match["mpi"])
-        if not ranks or rank is None or int(rank) == min(ranks):
+        rank = (match["rank"] or match["mpi"]) if match else None
+        if rank is None or chosen in {None, rank}:
             kept.append(line._replace(text=line.text[match.end() :]) if match else line)
     return kept
 

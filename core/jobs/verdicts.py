@@ -32,8 +32,10 @@ def find_verdict(reason: str | None, detail: str | None, lines: Sequence[str]) -
     """Judge a job that failed for a reason, with the last lines of its log."""
     if reason not in REASONS:
         return Verdict(None)
+    failure = find_failure(lines)
     if reason not in OF_LOG:
         cause = _BY_REASON.get(reason) or _BY_FAULT.get(REASONS[reason].fault)
-        return Verdict(cause, option=_OPTIONS.get(cause or ""))
-    failure = find_failure([*lines, detail or ""] if reason == "signalled" else lines)
+        return Verdict(cause, failure if failure.cause == cause else None, _OPTIONS.get(cause or ""))
+    if failure.cause is None and reason == "signalled":
+        failure = failure._replace(cause=find_failure([detail or ""]).cause)
     return Verdict(failure.cause, failure, failure.rule.option if failure.rule else None)

@@ -22,7 +22,7 @@ _FAILED = frozenset({"Failed", "Error", "Kept"})
 def verdict_of(logs: JobLogs, job: JobView) -> VerdictView:
     """Judge a job, from its reason or from the end of its log."""
     failed = job.state in _FAILED
-    lines = _last_lines(logs.reader(job.id)) if failed and job.reason in OF_LOG else []
+    lines = _last_lines(logs.reader(job.id)) if failed and job.exit_code is not None else []
     verdict = find_verdict(job.reason, job.message, [line.message for line in lines]) if failed else Verdict(None)
     failure = verdict.failure
     shown = lines[failure.line] if failure and failure.line is not None and failure.line < len(lines) else None
@@ -31,7 +31,7 @@ def verdict_of(logs: JobLogs, job: JobView) -> VerdictView:
         state=job.state,
         cause=verdict.cause,
         meaning=CLASSES[verdict.cause] if verdict.cause else None,
-        source=None if verdict.cause is None else "log" if failure else "service",
+        source=None if verdict.cause is None else "log" if job.reason in OF_LOG else "service",
         reason=job.reason,
         message=job.message,
         evidence=LogEvidence(line=shown.line, message=failure.text[:_SHOWN]) if shown and failure else None,
