@@ -72,8 +72,8 @@ def _lines(text: str) -> list[str]:
 def _describe_cause(log_end: str, remedy_for: Callable[[str], str]) -> str:
     """Return what the last lines of a log tell of the command's end, to follow its exit code."""
     failure = find_failure(log_end.split("\n"))
-    text = failure.rule.says if failure.rule else None
-    if text is None:
+    text = failure.rule.says if failure.rule else ""
+    if not text:
         return ""
     remedy = remedy_for(failure.named["name"]) if "{remedy}" in text else ""
     return f", {text.format(**failure.named, remedy=remedy)}"

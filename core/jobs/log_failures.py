@@ -99,7 +99,7 @@ def _judge(block: list[_Line], said: list[_Line], raised: _Line | None) -> LogFa
     source = "\n".join(line.text for line in framed)
     for rule in RULES:
         match = rule.pattern.search(text)
-        if match and (rule.source is None or rule.source.search(source)):
+        if match and rule.source.search(source):
             shown = text[text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0]
             line = next(line for line in said if line.text.strip() == shown)
             return LogFailure(rule.cause, line.number, shown, place, rule, match.groupdict())

@@ -52,7 +52,7 @@ def _last_lines(reader: LogReader) -> list[LogLine]:
 
 def _remedy(job: JobView, failure: LogFailure) -> str | None:
     """Return what to do; the worker knows it of modules, since it has seen the workspace."""
-    why, _, remedy = ((failure.rule and failure.rule.says) or "").partition(": ")
+    why, _, remedy = (failure.rule.says if failure.rule else "").partition(": ")
     if "{remedy}" in remedy:
         told = (job.message or "").partition(f"{why.format(**failure.named)}: ")[2]
         remedy = told.removesuffix(". See the end of its log.")
@@ -71,7 +71,7 @@ def _advise(job: JobView, option: str | None) -> CloneAdvice | None:
     value = (
         _ATTEMPTS if option == "maxAttempts" and options.max_attempts < _ATTEMPTS else 2 * (present.get(option) or 0)
     )
-    if option is None or not value:
+    if not option or not value:
         return None
     words = {
         "memoryMb": f"{value / 1024:.3g} GiB",
