@@ -7,6 +7,7 @@ from typing import NamedTuple
 from core.jobs.failure_rules import RULES, Rule
 
 _LAST_LINES = 10  # a program may print a little more after the line that tells why it ends
+_INDENT = "    "  # of the code in tracebacks
 _LAUNCHER_LINES = 150  # that the report of a launcher may have
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _PREFIX = re.compile(
@@ -29,7 +30,9 @@ _NOISE = re.compile(
 )
 """Lines that programs and libraries print when they end, whatever for."""
 _TRACEBACK = re.compile(r".*Traceback \(most recent call last\)")
-_CHAINED = re.compile(r"(?:The above exception was the direct cause|During handling of the above exception)")
+_CHAINED = re.compile(
+    r"(?:The above exception was the direct cause|During handling of the above exception|\w+: Caught \w+ in )"
+)
 _FRAME = re.compile(
     r'(?:> )?\s*(?:File "(?P<file>[^"]+)", line (?P<line>\d+)|File (?P<cell>\S+?):(?P<at>\d+)(?:, in |\()'
     r"|(?P<rich>/\S+\.py):(?P<row>\d+) in )"
@@ -84,19 +87,20 @@ def find_failure(lines: Sequence[str]) -> LogFailure:
     while start and any(map(_CHAINED.match, (line.text for line in kept[max(0, start - 4) : start]))):
         start = _last(kept[:start], _TRACEBACK) or 0
     if start is None or raised is None or len(kept) - raised > _LAST_LINES + 1:
-        return _judge(kept, kept[-_LAST_LINES:], None)
+        return _judge(kept, [line for line in kept if line.text[:4] != _INDENT][-_LAST_LINES:], None)
     return _judge(kept[start:], kept[raised:], kept[raised])
 
 
 def _judge(block: list[_Line], said: list[_Line], raised: _Line | None) -> LogFailure:
     """Judge the lines of a failure. `said`: without the frames of a traceback; `raised`: its exception."""
-    framed = block if raised else said
-    frames = [match for line in framed if (match := _FRAME.match(line.text) or _SHELL.match(line.text))]
+    frames = [
+        match for line in (block if raised else said) if (match := _FRAME.match(line.text) or _SHELL.match(line.text))
+    ]
     if not any("(most recent call first)" in line.text for line in block):
         frames.reverse()
     place = next((place for place in map(_in_workspace, frames) if place), None)
-    text = "\n".join(line.text.strip() for line in said if line.text[:4] != "    ")
-    source = "\n".join(line.text for line in framed)
+    text = "\n".join(line.text.strip() for line in said if line.text[:4] != _INDENT)
+    source = "\n".join(line.text for line in (block if raised else block[-_LAST_LINES:]))
     for rule in RULES:
         match = rule.pattern.search(text)
         if match and rule.source.search(source):
