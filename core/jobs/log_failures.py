@@ -86,7 +86,7 @@ def find_failure(lines: Sequence[str]) -> LogFailure:
     raised = None if start is None else _find_exception(kept, start)
     while start and any(map(_CHAINED.match, (line.text for line in kept[max(0, start - 4) : start]))):
         start = _last(kept[:start], _TRACEBACK) or 0
-    if start is None or raised is None or len(kept) - raised > _LAST_LINES + 1:
+    if start is None or raised is None or sum(line.text[:1] > " " for line in kept[raised:]) > _LAST_LINES + 1:
         return _judge(kept, [line for line in kept if line.text[:4] != _INDENT][-_LAST_LINES:], None)
     return _judge(kept[start:], kept[raised:], kept[raised])
 

@@ -1,0 +1,61 @@
+"""Why jobs failed, by their logs: of programs that really failed, and a few texts of GPUs from documentation.
+
+Each line of `failed_logs.jsonl` has the command, its exit code, what it printed, and what is true of it: the class and
+the place in the code. `collected`: before or after the rules were frozen.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from core.jobs.exit_codes import reason_of_exit
+from core.jobs.failure_rules import CLASSES, RULES
+from core.jobs.reasons import REASONS
+from core.jobs.states import JobState
+from core.jobs.verdicts import find_verdict
+
+LOGS = [json.loads(line) for line in Path(__file__).with_name("failed_logs.jsonl").read_text().splitlines()]
+MISSED = {"after": set(), "before": set()}
+"""Names of the logs whose class or place is not found; `docs/failures.md` names them."""
+
+
+def judge(log, reason=None):
+    found, detail = reason_of_exit(log["code"], f"{log['log'][-16384:]}\n{log['signals']}", lambda name: f"list {name}")
+    verdict = find_verdict(reason or found, detail, log["log"].split("\n"))
+    place = verdict.failure and verdict.failure.place
+    return verdict.cause, place and f"{place.file}:{place.line}"
+
+
+def test_logs_of_programs_that_failed():
+    wrong = [log for log in LOGS if judge(log) != (log["cause"], log["place"])]
+    assert {log["name"] for log in wrong} == MISSED["before"] | MISSED["after"]
+    counts, missed = Counter(log["collected"] for log in LOGS), Counter(log["collected"] for log in wrong)
+    assert counts["after"] >= 30
+    assert all(missed[half] <= 0.05 * counts[half] for half in counts)
+    assert not {judge(log)[0] for log in wrong} - {None}, "absent, but never wrong"
+
+
+def test_what_the_service_knows_wins_over_the_log():
+    log = next(log for log in LOGS if log["name"] == "requests dns")
+    causes = {name: judge(log, name)[0] for name, reason in REASONS.items() if reason.final is JobState.FAILED}
+    known = {"out_of_memory": "memory", "time_limit": "time", "preempted": "preempted", "worker_lost": "machine"}
+    assert {name: causes[name] for name in known} == known
+    assert (causes["disk_quota"], causes["image_pull"], causes["exit_nonzero"]) == ("disk", "image", "network")
+    assert {rule.cause for rule in RULES} | set(causes.values()) <= {*CLASSES, None}
+
+
+@pytest.mark.parametrize(
+    ("printed", "cause", "place"),
+    [
+        ('Traceback (most recent call last):\n  File "/opt/venv/lib/python3.11/site-packages/a.py", line 1\nBoom: x', None, None),
+        ('Traceback (most recent call last):\n  File "/srv/jobs/j123456789abcd-2/workspace/a/b.py", line 7\nBoom: x', "code", "a/b.py:7"),
+        ("0: step 1\n\x1b[31mValueError: bad\x1b[0m\n" + "step\n" * 30, None, None),
+        ("CUDA out of memory, halving the batch\n" + "step\n" * 30 + "giving up", None, None),
+        ("", None, None),
+        ("\r" * 100_000, None, None),
+    ],
+)
+def test_an_answer_is_right_or_absent(printed, cause, place):
+    assert judge({"code": 1, "log": printed, "signals": ""}) == (cause, place)

@@ -1,0 +1,73 @@
+"""GET /jobs/ID/why: the verdict on a job that failed."""
+
+import pytest
+
+TRACEBACK = """step 1
+Traceback (most recent call last):
+  File "/paperspace/train.py", line 12, in main
+    model(x)
+  File "/opt/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 125, in forward
+    return F.linear(input, self.weight, self.bias)
+RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x5 and 3x4)
+"""
+SHM = "RuntimeError: unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left on device (28)\n"
+
+
+@pytest.fixture
+def fail(submit, worker, stores):
+    def run(printed, reason="exit_nonzero", detail=None, **spec):
+        submit(**spec)
+        job = worker.start()
+        with stores.logs.open_writer(job.id, 1) as log:
+            log.append(printed.encode(), 1_700_000_000_000)
+        worker.end(job, reason, detail=detail, exit_code=1)
+        return job.id
+
+    return run
+
+
+def why(client, job_id):
+    answer = client.get(f"/jobs/{job_id}/why")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_log_tells_class_evidence_and_place(client, fail):
+    verdict = why(client, fail(TRACEBACK))
+    assert (verdict["cause"], verdict["source"], verdict["state"]) == ("code", "log", "Failed")
+    assert verdict["evidence"] == {"line": 7, "message": TRACEBACK.splitlines()[-1]}
+    assert verdict["place"] == {"file": "train.py", "line": 12}
+    assert (verdict["meaning"], verdict["clone"]) == ("the program, its command or its options", None)
+
+
+@pytest.mark.parametrize(
+    ("printed", "reason", "detail", "spec", "cause", "clone"),
+    [
+        (TRACEBACK, "out_of_memory", "512 MiB", {}, "memory", ("memoryMb", 1024, "Clone with 1 GiB")),
+        ("", "out_of_memory", "4096 MiB", {"memory_mb": 4096}, "memory", ("memoryMb", 8192, "Clone with 8 GiB")),
+        (SHM, "exit_nonzero", None, {}, "memory", ("sharedMemMb", 2048, "Clone with 2 GiB of shared memory")),
+        (TRACEBACK, "time_limit", "10 s", {"time_limit": 10}, "time", ("timeLimit", 20, "Clone with 20 s")),
+        (TRACEBACK, "preempted", None, {}, "preempted", ("maxAttempts", 3, "Clone with 3 attempts")),
+        ("", "preempted", None, {"max_attempts": 5}, None, None),
+        (TRACEBACK, "disk_quota", "5 MiB", {}, "disk", None),
+        ("accuracy too low\n", "exit_nonzero", None, {}, None, None),
+    ],
+)
+def test_the_clone_that_helps(client, signed_in_browser, fail, printed, reason, detail, spec, cause, clone):
+    job_id = fail(printed, reason, detail, **spec)
+    verdict = why(client, job_id)
+    if "max_attempts" in spec:
+        assert (verdict["state"], verdict["cause"]) == ("Pending", None), "it is retried"
+        return
+    given = verdict["clone"] and tuple(verdict["clone"][name] for name in ("option", "value", "label"))
+    assert (verdict["cause"], given) == (cause, clone)
+    if clone is not None:
+        assert f'value="{clone[1]}"' in signed_in_browser.get(verdict["clone"]["url"]).text
+        assert clone[2] in signed_in_browser.get(f"/ui/jobs/{job_id}").text
+
+
+def test_a_job_that_has_not_failed_has_its_reason_alone(client, submit):
+    verdict = why(client, submit().id)
+    assert (verdict["state"], verdict["cause"], verdict["evidence"], verdict["clone"]) == ("Pending", None, None, None)
+    assert verdict["reason"] == "no_worker"
+    assert client.get("/jobs/jzzzzzzzzzzzzz/why").status_code == 404
