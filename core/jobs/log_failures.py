@@ -1,4 +1,4 @@
-"""What the end of a log tells of a failure: the class, the line that shows it, and the place in the user's code."""
+"""Failures as the end of a log shows them: the class, the line that shows it, and the place in the user's code."""
 
 import re
 from collections.abc import Sequence
@@ -91,28 +91,28 @@ def find_failure(lines: Sequence[str]) -> LogFailure:
     return _judge(kept[start:], kept[raised:], kept[raised])
 
 
-def _judge(block: list[_Line], said: list[_Line], raised: _Line | None) -> LogFailure:
-    """Judge the lines of a failure. `said`: without the frames of a traceback; `raised`: its exception."""
+def _judge(block: list[_Line], output: list[_Line], raised: _Line | None) -> LogFailure:
+    """Judge the lines of a failure. `output`: without the frames of a traceback; `raised`: its exception."""
     frames = [
-        match for line in (block if raised else said) if (match := _FRAME.match(line.text) or _SHELL.match(line.text))
+        match for line in (block if raised else output) if (match := _FRAME.match(line.text) or _SHELL.match(line.text))
     ]
     if not any("(most recent call first)" in line.text for line in block):
         frames.reverse()
-    place = next((place for place in map(_in_workspace, frames) if place), None)
-    text = "\n".join(line.text.strip() for line in said if line.text[:4] != _INDENT)
+    location = next((location for location in map(_in_workspace, frames) if location), None)
+    text = "\n".join(line.text.strip() for line in output if line.text[:4] != _INDENT)
     source = "\n".join(line.text for line in (block if raised else block[-_LAST_LINES:]))
     for rule in RULES:
         match = rule.pattern.search(text)
         if match and rule.source.search(source):
             shown = text[text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0]
-            line = next(line for line in said if line.text.strip() == shown)
-            return LogFailure(rule.cause, line.number, shown, place, rule, match.groupdict())
+            line = next(line for line in output if line.text.strip() == shown)
+            return LogFailure(rule.cause, line.number, shown, location, rule, match.groupdict())
     error = raised or next((line for line in reversed(block) if _ERROR.match(line.text.strip())), None)
     if error is None:
         return LogFailure(None, None, "", None, None, {})
     name = _EXCEPTION.match(error.text)
-    own = raised and frames and _in_workspace(frames[0]) and name and not _OF_MACHINE.match(name["name"])
-    return LogFailure("code" if own else None, error.number, error.text.strip(), place, None, {})
+    is_own = raised and frames and _in_workspace(frames[0]) and name and not _OF_MACHINE.match(name["name"])
+    return LogFailure("code" if is_own else None, error.number, error.text.strip(), location, None, {})
 
 
 def _plain(lines: Sequence[str]) -> list[_Line]:
@@ -139,8 +139,8 @@ def _before_launcher(lines: list[_Line]) -> list[_Line]:
 
 def _of_first_rank(lines: list[_Line], root_cause: str | None) -> list[_Line]:
     """Return the lines without the prefixes of their processes; if several have failed, those of the first."""
-    begun = [match for line in lines if _TRACEBACK.match(line.text) and (match := _PREFIX.match(line.text))]
-    ranks = {match["rank"] or match["mpi"]: None for match in begun if match["rank"] or match["mpi"]}
+    matches = [match for line in lines if _TRACEBACK.match(line.text) and (match := _PREFIX.match(line.text))]
+    ranks = {match["rank"] or match["mpi"]: None for match in matches if match["rank"] or match["mpi"]}
     chosen = root_cause if root_cause in ranks else next(iter(ranks), None)
     kept = []
     for line in lines:
@@ -166,9 +166,9 @@ def _find_exception(lines: list[_Line], start: int) -> int | None:
 
 def _in_workspace(frame: re.Match[str]) -> Place | None:
     """Return the place in the workspace that a frame names; None: it is in a library, or nowhere."""
-    found = {name: text for name, text in frame.groupdict().items() if text}
-    file = found.get("file") or found.get("cell") or found.get("rich") or ""
+    groups = {name: text for name, text in frame.groupdict().items() if text}
+    file = groups.get("file") or groups.get("cell") or groups.get("rich") or ""
     match = _WORKSPACE.match(file)
     if match is None or _LIBRARY.search(match["path"]):
         return None
-    return Place(match["path"], int(found.get("line") or found.get("at") or found["row"]))
+    return Place(match["path"], int(groups.get("line") or groups.get("at") or groups["row"]))

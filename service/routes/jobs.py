@@ -16,7 +16,7 @@ from service.http.routing import api_router, runs_in
 from service.presenters.job_diff import job_diff
 from service.presenters.job_list import jobs_page
 from service.presenters.jobs import event_views, job_view, job_views
-from service.presenters.outputs.verdicts import verdict_of
+from service.presenters.outputs.explanations import explanation_of
 from service.presenters.predictions import Precision, prediction_view
 from service.schemas.base import ErrorView, QueryModel, View, parse_request
 from service.schemas.comparisons import JobDiff, PredictionView
@@ -25,11 +25,11 @@ from service.schemas.job_list import ListJobs
 from service.schemas.jobs import (
     DryRun,
     Events,
+    ExplanationView,
     JobsPage,
     JobView,
     SubmissionQuery,
     SubmitJob,
-    VerdictView,
 )
 from service.submission import create
 from service.submission.body import SPEC, WORKSPACE, SubmissionBody, received, run_submission
@@ -204,9 +204,9 @@ def diff_jobs(
 
 
 @router.get("/{job_id}/why", dependencies=[SearchSlot])
-def explain_job(session: ReadSession, app_state: AppStateDep, job_id: str) -> VerdictView:
+def explain_job(session: ReadSession, app_state: AppStateDep, job_id: str) -> ExplanationView:
     """Tell why a job failed: its class, the line of the log and of the code that show it, and what to do."""
-    return verdict_of(app_state.logs, job_view(session, app_state, queries.get(session, job_id)))
+    return explanation_of(app_state.logs, job_view(session, app_state, queries.get(session, job_id)))
 
 
 @router.post("/{job_id}/stop")

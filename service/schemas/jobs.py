@@ -362,8 +362,8 @@ class CloneAdvice(View):
     url: str = Field(description="the form for new jobs, filled in")
 
 
-class VerdictView(View):
-    """Why a job failed, or waits."""
+class ExplanationView(View):
+    """The explanation of a job that failed."""
 
     id: str
     state: str

@@ -12,8 +12,8 @@ def test_why_names_the_place_in_the_code(service, tmp_path):
     assert "code: the program, its command or its options" in told
     assert "KeyError: 'steps'" in told
     assert "main.py:3" in told
-    verdict = json.loads(service.cli("jobs", "why", "--json", folder=tmp_path).stdout)
-    assert verdict["place"] == {"file": "main.py", "line": 3}
+    explanation = json.loads(service.cli("jobs", "why", "--json", folder=tmp_path).stdout)
+    assert explanation["place"] == {"file": "main.py", "line": 3}
 
 
 def test_why_offers_a_clone_with_more_memory(service, tmp_path):

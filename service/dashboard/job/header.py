@@ -16,7 +16,7 @@ from service.auth.authentication import Principal
 from service.auth.ownership import changeable_owners
 from service.dashboard.rendering import render_page
 from service.presenters.jobs import job_view, views_with_waits
-from service.presenters.outputs.verdicts import verdict_of
+from service.presenters.outputs.explanations import explanation_of
 from service.schemas.jobs import JobView
 from service.tensorboard.routes import unavailable
 
@@ -110,6 +110,6 @@ def render_job_page(
         job_attempts=header.attempts,
         began_at=header.began_at,
         no_tensorboard=unavailable(app_state.settings),
-        verdict=verdict_of(app_state.logs, job),
+        explanation=explanation_of(app_state.logs, job),
         **values,
     )

@@ -30,7 +30,7 @@ from service.dashboard.rendering import job_url, render_page
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.routing import Router
 from service.presenters.job_list import jobs_page, read_filter
-from service.presenters.outputs.verdicts import verdict_of
+from service.presenters.outputs.explanations import explanation_of
 from service.schemas.base import parse_request
 from service.schemas.comparisons import CompareJobs
 from service.schemas.job_changes import ActionResult, JobActions
@@ -181,7 +181,7 @@ def show_jobs(
         **_column_choices(page, last, columns),
         changeable=changeable_owners(session, app_state, caller.id, (job.owner_key for job in page.jobs)),
         sort_links={column.name: _sort_link(state, column) for column in columns},
-        causes={job.id: verdict_of(app_state.logs, job).evidence for job in page.jobs},
+        causes={job.id: explanation_of(app_state.logs, job).evidence for job in page.jobs},
         public_url=app_state.settings.public_url,
     )
 

@@ -26,7 +26,7 @@ from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
 from service.presenters.jobs import job_views
-from service.presenters.outputs.verdicts import verdict_of
+from service.presenters.outputs.explanations import explanation_of
 from service.presenters.workers import worker_views
 from service.schemas.jobs import JobView
 
@@ -84,7 +84,7 @@ def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -
         queues=queries.queue_sizes(session),
         stuck=[job for job in queued if job.reason in CANNOT_START],
         failed=failed_views,
-        causes={job.id: verdict_of(app_state.logs, job).evidence for job in failed_views},
+        causes={job.id: explanation_of(app_state.logs, job).evidence for job in failed_views},
         gpus=len(gpus),
         busy_gpus=sum(bool(gpu.job_id or gpu.taken_by) for gpu in gpus),
         spent=amounts.spent_by_all(session, current.replace(hour=0, minute=0, second=0, microsecond=0)),

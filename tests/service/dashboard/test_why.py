@@ -1,4 +1,4 @@
-"""GET /jobs/ID/why: the verdict on a job that failed."""
+"""GET /jobs/ID/why: the explanation on a job that failed."""
 
 import pytest
 
@@ -33,11 +33,11 @@ def why(client, job_id):
 
 
 def test_a_log_tells_class_evidence_and_place(client, fail):
-    verdict = why(client, fail(TRACEBACK))
-    assert (verdict["cause"], verdict["source"], verdict["state"]) == ("code", "log", "Failed")
-    assert verdict["evidence"] == {"line": 7, "message": TRACEBACK.splitlines()[-1]}
-    assert verdict["place"] == {"file": "train.py", "line": 12}
-    assert (verdict["meaning"], verdict["clone"]) == ("the program, its command or its options", None)
+    explanation = why(client, fail(TRACEBACK))
+    assert (explanation["cause"], explanation["source"], explanation["state"]) == ("code", "log", "Failed")
+    assert explanation["evidence"] == {"line": 7, "message": TRACEBACK.splitlines()[-1]}
+    assert explanation["place"] == {"file": "train.py", "line": 12}
+    assert (explanation["meaning"], explanation["clone"]) == ("the program, its command or its options", None)
 
 
 @pytest.mark.parametrize(
@@ -54,16 +54,21 @@ def test_a_log_tells_class_evidence_and_place(client, fail):
 )
 def test_the_clone_that_helps(signed_in_browser, fail, failure, spec, cause, clone):
     job_id = fail(*failure, **spec)
-    verdict = why(signed_in_browser, job_id)
-    given = verdict["clone"] and tuple(verdict["clone"][name] for name in ("option", "value", "label"))
-    assert (verdict["cause"], given) == (cause, clone)
+    explanation = why(signed_in_browser, job_id)
+    given = explanation["clone"] and tuple(explanation["clone"][name] for name in ("option", "value", "label"))
+    assert (explanation["cause"], given) == (cause, clone)
     if clone is not None:
-        assert f'value="{clone[1]}"' in signed_in_browser.get(verdict["clone"]["url"]).text
+        assert f'value="{clone[1]}"' in signed_in_browser.get(explanation["clone"]["url"]).text
         assert clone[2] in signed_in_browser.get(f"/ui/jobs/{job_id}").text
 
 
 def test_a_job_that_has_not_failed_has_its_reason_alone(client, submit):
-    verdict = why(client, submit().id)
-    assert (verdict["state"], verdict["cause"], verdict["evidence"], verdict["clone"]) == ("Pending", None, None, None)
-    assert verdict["reason"] == "no_worker"
+    explanation = why(client, submit().id)
+    assert (explanation["state"], explanation["cause"], explanation["evidence"], explanation["clone"]) == (
+        "Pending",
+        None,
+        None,
+        None,
+    )
+    assert explanation["reason"] == "no_worker"
     assert client.get("/jobs/jzzzzzzzzzzzzz/why").status_code == 404

@@ -22,20 +22,22 @@ def add_why(parser: argparse.ArgumentParser) -> None:
 def why(args: argparse.Namespace) -> int:
     """Print why a job failed, or the reason for its state if that is not known."""
     api = connect(args)
-    verdict = api.why(resolve_id(args.id, api))
+    explanation = api.why(resolve_id(args.id, api))
     if args.json:
-        return print_json(verdict)
-    evidence, place = verdict["evidence"] or {}, verdict["place"] or {}
+        return print_json(explanation)
+    evidence, location = explanation["evidence"] or {}, explanation["place"] or {}
     fields = {
-        "class": f"{verdict['cause']}: {verdict['meaning']}" if verdict["cause"] else "",
-        "message": str(verdict["message"] or state_word(verdict["state"])),
+        "class": f"{explanation['cause']}: {explanation['meaning']}" if explanation["cause"] else "",
+        "message": str(explanation["message"] or state_word(explanation["state"])),
         "evidence": f"line {evidence['line']}: {evidence['message']}" if evidence else "",
-        "place": f"{place['file']}:{place['line']}" if place else "",
-        "remedy": str(verdict["remedy"] or ""),
+        "place": f"{location['file']}:{location['line']}" if location else "",
+        "remedy": str(explanation["remedy"] or ""),
     }
     print_fields(fields)
-    if clone := verdict["clone"]:
-        terminal.print_message(f"next\n  gradient-cli jobs clone {verdict['id']} --{clone['option']} {clone['value']}")
+    if clone := explanation["clone"]:
+        terminal.print_message(
+            f"next\n  gradient-cli jobs clone {explanation['id']} --{clone['option']} {clone['value']}"
+        )
     return OK
 
 

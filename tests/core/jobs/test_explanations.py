@@ -1,4 +1,4 @@
-"""Why jobs failed, by their logs: of programs that really failed, and a few texts of GPUs from documentation.
+"""Explanations of failed jobs by their logs: of programs that really failed, and some texts of GPUs from documentation.
 
 Each line of `failed_logs.jsonl` has the command, its exit code, what it printed, and what is true of it: the class and
 the place in the code. `collected`: 1 with the rules; 2 to 5 each after the rules were frozen, and then mended.
@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from core.jobs.exit_codes import reason_of_exit
+from core.jobs.explanations import explain
 from core.jobs.failure_rules import CLASSES, RULES
 from core.jobs.reasons import REASONS
 from core.jobs.states import JobState
-from core.jobs.verdicts import find_verdict
 
 LOGS = [json.loads(line) for line in Path(__file__).with_name("failed_logs.jsonl").read_text().splitlines()]
 BEGIN = "Traceback (most recent call last):\n  File "
@@ -21,9 +21,9 @@ BEGIN = "Traceback (most recent call last):\n  File "
 
 def judge(log, reason=None):
     found, detail = reason_of_exit(log["code"], f"{log['log'][-16384:]}\n{log['signals']}", lambda name: f"list {name}")
-    verdict = find_verdict(reason or found, detail, log["log"].split("\n"))
-    place = verdict.failure and verdict.failure.place
-    return verdict.cause, place and f"{place.file}:{place.line}"
+    explanation = explain(reason or found, detail, log["log"].split("\n"))
+    place = explanation.failure and explanation.failure.place
+    return explanation.cause, place and f"{place.file}:{place.line}"
 
 
 @pytest.mark.parametrize("collected", sorted({log["collected"] for log in LOGS}))

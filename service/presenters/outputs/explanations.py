@@ -1,16 +1,16 @@
-"""Why a job failed, in its public form."""
+"""The explanation of a failed job, in its public form."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
+from core.jobs.explanations import OF_LOG, Explanation, explain
 from core.jobs.failure_rules import CLASSES
 from core.jobs.log_failures import LogFailure
-from core.jobs.verdicts import OF_LOG, Verdict, find_verdict
 from core.storage.joblogs.reader import LogLine, LogReader
 from core.storage.joblogs.store import JobLogs
-from service.schemas.jobs import CloneAdvice, JobView, LogEvidence, PlaceView, VerdictView
+from service.schemas.jobs import CloneAdvice, ExplanationView, JobView, LogEvidence, PlaceView
 
 _LAST_LINES = 300
 _LAST_BYTES, _MOST_BYTES = 64 * 1024, 1024**2
@@ -19,25 +19,25 @@ _SHARED_MB, _ATTEMPTS = 1024, 3
 _FAILED = frozenset({"Failed", "Error", "Kept"})
 
 
-def verdict_of(logs: JobLogs, job: JobView) -> VerdictView:
+def explanation_of(logs: JobLogs, job: JobView) -> ExplanationView:
     """Judge a job, from its reason or from the end of its log."""
     failed = job.state in _FAILED
     lines = _last_lines(logs.reader(job.id)) if failed and job.exit_code is not None else []
-    verdict = find_verdict(job.reason, job.message, [line.message for line in lines]) if failed else Verdict(None)
-    failure = verdict.failure
+    explanation = explain(job.reason, job.message, [line.message for line in lines]) if failed else Explanation(None)
+    failure = explanation.failure
     shown = lines[failure.line] if failure and failure.line is not None and failure.line < len(lines) else None
-    return VerdictView(
+    return ExplanationView(
         id=job.id,
         state=job.state,
-        cause=verdict.cause,
-        meaning=CLASSES[verdict.cause] if verdict.cause else None,
-        source=None if verdict.cause is None else "log" if job.reason in OF_LOG else "service",
+        cause=explanation.cause,
+        meaning=CLASSES[explanation.cause] if explanation.cause else None,
+        source=None if explanation.cause is None else "log" if job.reason in OF_LOG else "service",
         reason=job.reason,
         message=job.message,
         evidence=LogEvidence(line=shown.line, message=failure.text[:_SHOWN]) if shown and failure else None,
         place=PlaceView.of(failure.place) if failure and failure.place else None,
         remedy=_remedy(job, failure) if failure else None,
-        clone=_advise(job, verdict.option),
+        clone=_advise(job, explanation.option),
     )
 
 
@@ -54,8 +54,8 @@ def _remedy(job: JobView, failure: LogFailure) -> str | None:
     """Return what to do; the worker knows it of modules, since it has seen the workspace."""
     why, _, remedy = (failure.rule.says if failure.rule else "").partition(": ")
     if "{remedy}" in remedy:
-        told = (job.message or "").partition(f"{why.format(**failure.named)}: ")[2]
-        remedy = told.removesuffix(". See the end of its log.")
+        advice = (job.message or "").partition(f"{why.format(**failure.named)}: ")[2]
+        remedy = advice.removesuffix(". See the end of its log.")
     return remedy or None
 
 
@@ -73,7 +73,7 @@ def _advise(job: JobView, option: str | None) -> CloneAdvice | None:
     )
     if not option or not value:
         return None
-    words = {
+    labels = {
         "memoryMb": f"{value / 1024:.3g} GiB",
         "sharedMemMb": f"{value / 1024:.3g} GiB of shared memory",
         "timeLimit": f"{value:,} s",
@@ -81,4 +81,4 @@ def _advise(job: JobView, option: str | None) -> CloneAdvice | None:
     }
     query = urlencode({"from": job.id, option: value})
     url = job.url.replace(f"/ui/jobs/{job.id}", f"/ui/jobs/new?{query}")
-    return CloneAdvice(option=option, value=value, label=f"Clone with {words[option]}", url=url)
+    return CloneAdvice(option=option, value=value, label=f"Clone with {labels[option]}", url=url)

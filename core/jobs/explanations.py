@@ -1,4 +1,4 @@
-"""Why a job failed: what the service knows itself, and otherwise what its log tells. It is right, or absent."""
+"""The explanation of a failed job: what the service knows itself, otherwise what its log tells; right, or absent."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,20 +22,20 @@ _BY_REASON = {reason: cause for cause, reasons in _REASONS.items() for reason in
 _OPTIONS = {"memory": "memoryMb", "time": "timeLimit", "preempted": "maxAttempts", "machine": "maxAttempts"}
 
 
-class Verdict(NamedTuple):
+class Explanation(NamedTuple):
     cause: str | None  # class; None: it is not known
     failure: LogFailure | None = None  # what the log shows, if it is what tells
     option: str | None = None  # the option of a clone that helps
 
 
-def find_verdict(reason: str | None, detail: str | None, lines: Sequence[str]) -> Verdict:
+def explain(reason: str | None, detail: str | None, lines: Sequence[str]) -> Explanation:
     """Judge a job that failed for a reason, with the last lines of its log."""
     if reason not in REASONS:
-        return Verdict(None)
+        return Explanation(None)
     failure = find_failure(lines)
     if reason not in OF_LOG:
         cause = _BY_REASON.get(reason) or _BY_FAULT.get(REASONS[reason].fault)
-        return Verdict(cause, failure if failure.cause == cause else None, _OPTIONS.get(cause or ""))
+        return Explanation(cause, failure if failure.cause == cause else None, _OPTIONS.get(cause or ""))
     if failure.cause is None and reason == "signalled":
         failure = failure._replace(cause=find_failure([detail or ""]).cause)
-    return Verdict(failure.cause, failure, failure.rule.option if failure.rule else None)
+    return Explanation(failure.cause, failure, failure.rule.option if failure.rule else None)
