@@ -106,10 +106,7 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
             field="priority",
         )
     backend = app_state.backend_for(machine)
-    if spec.capacity is not None and machine.kind != "tpu":
-        raise SpecInvalid(f"{machine.name} is not a TPU. Leave capacity out.", field="capacity")
-    if spec.capacity == "flex-start" and app_state.settings.tpu.simulator_address is not None:
-        raise SpecInvalid("The simulated cloud has no flex-start capacity. Use standard or spot.", field="capacity")
+    _check_capacity(app_state, spec, machine)
     if spec.keep_on_fail and not capabilities_of(backend).keeps:
         raise SpecInvalid(
             f"The machine of a job on {machine.name} cannot be kept after a failure. Leave keepOnFail out.",
@@ -130,6 +127,13 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
         _check_slurm(spec, machine, in_container=in_container)
     elif not in_container:
         _check_simulated(spec)
+
+
+def _check_capacity(app_state: AppState, spec: JobSpec, machine: MachineType) -> None:
+    if spec.capacity is not None and machine.kind != "tpu":
+        raise SpecInvalid(f"{machine.name} is not a TPU. Leave capacity out.", field="capacity")
+    if spec.capacity == "flex-start" and app_state.settings.tpu.simulator_address is not None:
+        raise SpecInvalid("The simulated cloud has no flex-start capacity. Use standard or spot.", field="capacity")
 
 
 def _check_simulated(spec: JobSpec) -> None:
