@@ -169,6 +169,10 @@ class StorageClosed(GradientError):
     """The service's user may not read or write this part of a project's storage."""
 
 
+class BudgetSpent(GradientError):
+    """A budget of the project, the user or the key can never pay the job."""
+
+
 class LimitReached(GradientError):
     """A limit of the caller's key or project is reached; the same request may succeed later.
 

@@ -270,8 +270,20 @@ def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     listing = verbs.add_parser("list", help="list all keys, without their secrets")
     for command in (create, listing):
         command.add_argument("--json", action="store_true", help="print JSON")
+    _add_budget(verbs, "id", "key")
     revoke = verbs.add_parser("revoke", help="revoke a key and end its sessions and links within 5 seconds")
     revoke.add_argument("id", help="id of the key, from `keys list`")
+
+
+def _add_budget(
+    verbs: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    noun: str,
+) -> None:
+    budget = verbs.add_parser("budget", help=f"set the most that the jobs of a {noun} may cost")
+    budget.add_argument(name, help=f"{name} of the {noun}, from `{noun}s list`")
+    text = "100/month, 8gpu_hours/day, 500/total; without any, its budgets are removed"
+    budget.add_argument("budgets", nargs="*", metavar="AMOUNT/PERIOD", help=text)
 
 
 def _add_sessions(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -326,6 +338,7 @@ def _add_users(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     create = verbs.add_parser("create", help="create a user; the password is read from a prompt or one line of stdin")
     listing = verbs.add_parser("list", help="list all users, without their passwords")
     listing.add_argument("--json", action="store_true", help="print JSON")
+    _add_budget(verbs, "email", "user")
     remove = verbs.add_parser("remove", help="delete a user and revoke the keys issued at login")
     for command in (create, remove):
         command.add_argument("email", help="e-mail address of the user")

@@ -1,7 +1,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 from sqlalchemy import bindparam, case, func, select
 from sqlalchemy.orm import Session
@@ -13,6 +13,7 @@ from core.errors import SpecInvalid, StorageFull
 from core.formatting import MIB
 from core.ids import new_id
 from core.jobs import lifecycle, queries
+from core.jobs.costs import budgets
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.spec.job_spec import MAX_NAME
 from core.jobs.spec.labels import check_label, check_tags
@@ -68,24 +69,26 @@ class ActiveCounts:
     queued: int = 0
 
 
-def update_limits(
-    session: Session, project_id: str, requested: Mapping[str, int | Literal["default"] | None]
-) -> Project:
+def update_limits(session: Session, project_id: str, requested: Mapping[str, Any]) -> Project:
     """Set limits and policies of a project.
 
     `requested`: any of `max_running` (None: no limit), `max_stored_mb` (None: no limit), `keep_logs_days` and
     `keep_artifacts_days` (None: forever; of these three "default": as in the service's settings). Others stay as they
-    are.
+    are. `budgets`: as `budgets.put` takes them.
     """
     project = queries.project(session, project_id)
     for column, value in requested.items():
+        if column == "budgets":
+            budgets.put(session, "project", project.id, project.name, value or ())
+            continue
         name, most, unit = _RANGES[column]
         if isinstance(value, int) and not 1 <= value <= most:
             raise SpecInvalid(f"{value} is out of range: 1 to {most:,} {unit}.", field=name)
         setattr(project, column, value if column == "max_running" else _stored_limit(value))
     session.flush()
-    if requested:
-        changed = ", ".join(f"{_RANGES[column][0]} {value}" for column, value in requested.items())
+    if requested.keys() - {"budgets"}:
+        ranges = (f"{_RANGES[name][0]} {value}" for name, value in requested.items() if name in _RANGES)
+        changed = ", ".join(ranges)
         record_change(session, "project_changed", f"{project.name}: {changed}")
     return project
 

@@ -109,11 +109,16 @@ def names(session: Session, key_ids: Collection[str]) -> dict[str, str]:
     return {key.id: key.name for key in session.execute(select(ApiKey.id, ApiKey.name).where(ApiKey.id.in_(key_ids)))}
 
 
-def revoke(session: Session, key_id: str) -> ApiKey:
-    """Revoke a key, and end the browser sessions that were opened with it; a repeat does nothing."""
+def get(session: Session, key_id: str) -> ApiKey:
     key = session.get(ApiKey, key_id)
     if key is None:
         raise NotFound(f"No such key: {key_id!r}. `gradient-server keys list` shows them.", field="id")
+    return key
+
+
+def revoke(session: Session, key_id: str) -> ApiKey:
+    """Revoke a key, and end the browser sessions that were opened with it; a repeat does nothing."""
+    key = get(session, key_id)
     in_use = update(ApiKey).where(ApiKey.id == key_id, ApiKey.revoked_at.is_(None))
     session.execute(in_use.values(revoked_at=now()), execution_options={"synchronize_session": False})
     record_change(session, "key_revoked", f"{key_id} ({key.name})")

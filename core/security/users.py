@@ -54,14 +54,19 @@ def list_users(session: Session) -> list[User]:
     return list(session.scalars(select(User).order_by(User.email)))
 
 
+def get(session: Session, email: str) -> User:
+    user = session.scalar(select(User).where(User.email == _normalize_email(email)))
+    if user is None:
+        raise NotFound(f"No such user: {email!r}. `gradient-server users list` shows them.", field="email")
+    return user
+
+
 def remove(session: Session, email: str) -> Sequence[ApiKey]:
     """Delete a user and revoke the keys issued to them at login.
 
     Returns the revoked keys. Raises `NotFound`: there is no user with this address.
     """
-    user = session.scalar(select(User).where(User.email == _normalize_email(email)))
-    if user is None:
-        raise NotFound(f"No such user: {email!r}. `gradient-server users list` shows them.", field="email")
+    user = get(session, email)
     ids = session.scalars(select(UserKey.key_id).where(UserKey.user_id == user.id)).all()
     revoked = [api_keys.revoke(session, key_id) for key_id in ids]
     session.execute(delete(User).where(User.id == user.id))

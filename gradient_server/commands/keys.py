@@ -6,6 +6,7 @@ from datetime import datetime
 from core.db.database import Database
 from core.db.models.credentials import ApiKey
 from core.formatting import iso_time
+from core.jobs.costs import budgets
 from core.security import api_keys
 from core.security.key_rights import KeyRights
 from core.settings import Settings
@@ -13,7 +14,7 @@ from gradient_server.schema_upgrade import prepare_schema
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
-    verbs = {"create": _create, "list": _list, "revoke": _revoke}
+    verbs = {"create": _create, "list": _list, "revoke": _revoke, "budget": _set_budget}
     with closing(open_database(settings)) as database:
         verbs[parsed.verb](parsed, database)
     return 0
@@ -60,6 +61,13 @@ def _revoke(parsed: argparse.Namespace, database: Database) -> None:
     with database.write() as session:
         key = api_keys.revoke(session, parsed.id)
     print(f"Key {key.id} ({key.name}) is revoked; servers refuse it within {api_keys.CACHE_SECONDS:.0f} seconds.")
+
+
+def _set_budget(parsed: argparse.Namespace, database: Database) -> None:
+    with database.write() as session:
+        key = api_keys.get(session, parsed.id)
+        budgets.put(session, "key", key.id, key.name, parsed.budgets)
+    print(f"Budgets of key {key.id} ({key.name}): {', '.join(parsed.budgets) or 'none'}.")
 
 
 def _view(key: ApiKey) -> dict[str, str | None]:

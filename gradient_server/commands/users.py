@@ -6,13 +6,14 @@ from contextlib import closing
 
 from core.db.database import Database
 from core.formatting import iso_time
+from core.jobs.costs import budgets
 from core.security import users
 from core.settings import Settings
 from gradient_server.commands.keys import format_time, open_database
 
 
 def run(parsed: argparse.Namespace, settings: Settings) -> int:
-    verbs = {"create": _create, "list": _list, "remove": _remove}
+    verbs = {"create": _create, "list": _list, "remove": _remove, "budget": _set_budget}
     with closing(open_database(settings)) as database:
         verbs[parsed.verb](parsed, database)
     return 0
@@ -38,6 +39,13 @@ def _list(parsed: argparse.Namespace, database: Database) -> None:
     print(f"{'CREATED':20} EMAIL")
     for row in rows:
         print(f"{format_time(row.created_at):20} {row.email}")
+
+
+def _set_budget(parsed: argparse.Namespace, database: Database) -> None:
+    with database.write() as session:
+        user = users.get(session, parsed.email)
+        budgets.put(session, "user", user.id, user.email, parsed.budgets)
+    print(f"Budgets of {user.email}: {', '.join(parsed.budgets) or 'none'}.")
 
 
 def _remove(parsed: argparse.Namespace, database: Database) -> None:

@@ -53,6 +53,7 @@ STATUS_BY_ERROR: dict[type[errors.GradientError], int] = {
     errors.ExtraMissing: 503,
     errors.StorageFull: 507,
     errors.StorageClosed: 501,
+    errors.BudgetSpent: 402,
     errors.LimitReached: 429,
     errors.SchemaMismatch: 503,
     errors.LeaseLost: 409,

@@ -7,6 +7,7 @@ from core.db.models.credentials import ApiKey
 from core.db.models.jobs import Project
 from core.errors import ProjectNotFound
 from core.jobs import projects
+from core.jobs.costs import budgets
 from core.security import api_keys
 from core.security.key_rights import KeyRights
 from service.app_state import AppState
@@ -20,11 +21,11 @@ def keys_view(session: Session, app_state: AppState, caller: Principal) -> Keys:
     if not is_administrator(app_state, caller.id):
         shown = [key for key in shown if key.id == caller.id]
     names = _project_names(session)
-    return Keys(keys=[_key_view(app_state, key, names) for key in shown])
+    return Keys(keys=[_key_view(session, app_state, key, names) for key in shown])
 
 
 def own_key_view(session: Session, app_state: AppState, caller: Principal) -> KeyView:
-    return _key_view(app_state, session.get_one(ApiKey, caller.id), _project_names(session))
+    return _key_view(session, app_state, session.get_one(ApiKey, caller.id), _project_names(session))
 
 
 def make_key(session: Session, app_state: AppState, wanted: CreateKey) -> CreatedKey:
@@ -37,7 +38,9 @@ def make_key(session: Session, app_state: AppState, wanted: CreateKey) -> Create
     )
     rights.check([machine.name for machine in app_state.catalogue])
     key, secret = api_keys.create(session, wanted.name, days=wanted.days, rights=rights)
-    return CreatedKey(**_key_view(app_state, key, _project_names(session)).model_dump(), api_key=secret)
+    if wanted.budgets:
+        budgets.put(session, "key", key.id, key.name, wanted.budgets)
+    return CreatedKey(**_key_view(session, app_state, key, _project_names(session)).model_dump(), api_key=secret)
 
 
 def _find_project(session: Session, name: str) -> str:
@@ -51,7 +54,7 @@ def _project_names(session: Session) -> Mapping[str, str]:
     return dict(session.execute(select(Project.id, Project.name)).all())
 
 
-def _key_view(app_state: AppState, key: ApiKey, project_names: Mapping[str, str]) -> KeyView:
+def _key_view(session: Session, app_state: AppState, key: ApiKey, project_names: Mapping[str, str]) -> KeyView:
     rights = KeyRights.of(key.rights)
     return KeyView.model_validate(
         {
@@ -69,5 +72,6 @@ def _key_view(app_state: AppState, key: ApiKey, project_names: Mapping[str, str]
             "machine_types": rights.machine_types,
             "max_jobs": rights.max_jobs,
             "agent": rights.agent,
+            "budgets": [state._asdict() for state in budgets.states(session, "key", [key.id]).get(key.id, ())],
         }
     )

@@ -2,8 +2,10 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field
 
+from core.jobs.costs.budgets import MAX_BUDGETS
 from core.settings.limits import MAX_DAYS
-from service.schemas.base import RequestModel, Time, View
+from service.schemas.base import LimitedList, RequestModel, Time, View
+from service.schemas.projects import BUDGETS, BudgetView
 
 Scope: TypeAlias = Literal["read", "submit", "admin"]
 _SCOPE = "read: see everything; submit: also submit, and change what is its own; admin: also what is others' and all's"
@@ -65,6 +67,7 @@ class CreateKey(RequestModel):
     machine_types: list[str] | None = Field(None, description="machine types that it may use; null: all")
     max_jobs: int | None = Field(None, description="most unfinished jobs that it may have at once; null: no limit")
     agent: bool = Field(default=False, description="whether a program acts with it, not a person")
+    budgets: LimitedList[str] = Field(default_factory=list, max_length=MAX_BUDGETS, description=BUDGETS)
 
 
 class KeyView(View):
@@ -84,6 +87,7 @@ class KeyView(View):
     machine_types: list[str] | None = Field(description="machine types that it may use; null: all")
     max_jobs: int | None = Field(description="most unfinished jobs that it may have at once; null: no limit")
     agent: bool = Field(description="whether a program acts with it, not a person")
+    budgets: list[BudgetView]
 
 
 class Keys(View):

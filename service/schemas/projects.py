@@ -2,7 +2,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from service.schemas.base import RequestModel, Time, View, single_error_message
+from core.jobs.costs.budgets import MAX_BUDGETS
+from service.schemas.base import LimitedList, RequestModel, Time, View, single_error_message
+
+BUDGETS = (
+    "most that its jobs may cost, `AMOUNT/PERIOD` in US dollars or `AMOUNTgpu_hours/PERIOD`: `100/month`, "
+    "`8gpu_hours/day`, `500/total`; null or empty: no limit"
+)
 
 
 class CreateProject(RequestModel):
@@ -38,6 +44,19 @@ class UpdateProject(RequestModel):
         description="days to keep logs after a job's end, from 1; null: forever; \"default\": the service's setting",
     )
     keep_artifacts_days: Days = Field(None, description="days to keep artifacts; like `keepLogsDays`")
+    budgets: LimitedList[str] | None = Field(None, max_length=MAX_BUDGETS, description=BUDGETS)
+
+
+class BudgetView(View):
+    """A budget, and what of it is left."""
+
+    amount: float
+    unit: Literal["usd", "gpu_hours"]
+    period: Literal["day", "month", "total"] = Field(description="days and months are of UTC")
+    spent: float = Field(description="in the current period, by all jobs, also by deleted ones")
+    reserved: float = Field(description="what running jobs can still cost until they are stopped")
+    left: float
+    resets_at: Time | None = Field(description="end of the period; null: it has none")
 
 
 class ProjectView(View):
@@ -55,6 +74,7 @@ class ProjectView(View):
     keep_logs_by: Literal["project", "service"] = Field(description="source of `keepLogsDays`")
     keep_artifacts_days: int | None = Field(description="days to keep artifacts after a job's end; null: forever")
     keep_artifacts_by: Literal["project", "service"]
+    budgets: list[BudgetView] = Field(default_factory=list)
 
 
 class Projects(View):

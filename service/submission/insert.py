@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 from core.db.database import on_commit
 from core.db.models.jobs import Job, Project
 from core.jobs import projects, queries, submission
+from core.jobs.costs import budgets
 from core.jobs.scheduling import dependencies
 from core.jobs.spec.arrays import is_sweep_id
 from core.jobs.tracking import job_notes
@@ -63,6 +64,7 @@ def insert(session: Session, app_state: AppState, prepared: PreparedJob) -> Inse
         if is_new:
             session.execute(delete(Project).where(Project.id == project.id))
         return _inserted(prepared, project, submission.get_repeated(session, prepared), created=False)
+    budgets.check(session, jobs[0], len(jobs) if jobs[0].nodes is not None else 1)
     for job in jobs:
         for text in prepared.notes:
             job_notes.add(session, job, text)

@@ -11,6 +11,7 @@ from gradient_cli.errors import OK, REFUSED, ClientError, UsageError
 from gradient_cli.formatting import (
     format_count,
     format_moment_and_age,
+    format_money,
     format_past,
     print_fields,
     print_json,
@@ -63,6 +64,7 @@ def add_update(parser: argparse.ArgumentParser) -> None:
     _add_project(parser)
     for name, (metavar, text) in _HELPS.items():
         add_option(parser, f"--{name}", metavar=metavar, help=text)
+    add_budgets(parser, "; none: no limit")
     add_common(parser, update)
 
 
@@ -70,6 +72,24 @@ def add_delete(parser: argparse.ArgumentParser) -> None:
     _add_project(parser)
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask; required without a terminal")
     add_common(parser, delete)
+
+
+def add_budgets(parser: argparse.ArgumentParser, more: str = "") -> None:
+    text = "most that its jobs may cost by day, month or in total: 100/month, 8gpu_hours/day; repeatable"
+    parser.add_argument("--budget", dest="budgets", metavar="AMOUNT/PERIOD", action="append", help=text + more)
+
+
+def describe_budgets(budgets: list[dict[str, Any]]) -> str:
+    """Describe what is left of budgets: `$1.20 of $5.00 left this day`."""
+    return "; ".join(
+        f"{format_amount(budget['left'], budget['unit'])} of {format_amount(budget['amount'], budget['unit'])} left "
+        + ("in total" if budget["period"] == "total" else f"this {budget['period']}")
+        for budget in budgets
+    )
+
+
+def format_amount(amount: float, unit: str) -> str:
+    return format_money(amount) if unit == "usd" else f"{amount:,.4g} GPU hours"
 
 
 def _add_project(parser: argparse.ArgumentParser) -> None:
@@ -149,7 +169,9 @@ def show(args: argparse.Namespace) -> int:
 
 def update(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in _CHANGES if getattr(args, name) is not None}
-    changes = {name: _parse_value(name, text) for name, text in given.items()}
+    changes: dict[str, Any] = {name: _parse_value(name, text) for name, text in given.items()}
+    if args.budgets:
+        changes["budgets"] = [] if args.budgets == ["none"] else args.budgets
     if not changes:
         raise UsageError("nothing to change", hint="For example --maxRunning 4, or --keepArtifactsDays 90.")
     api = connect(args)
@@ -208,6 +230,7 @@ def _print_project(args: argparse.Namespace, project: dict[str, Any]) -> None:
             "running": str(project.get("runningCount", "")),
             "waiting": str(project.get("queuedCount", "")),
             "at once": "no limit for this project" if most is None else f"at most {most}",
+            "budgets": describe_budgets(project.get("budgets") or []),
             "keeps logs": _describe_retention(project, "keepLogs"),
             "keeps artifacts": _describe_retention(project, "keepArtifacts"),
             "created": format_moment_and_age(project.get("createdAt")),

@@ -78,6 +78,7 @@ class Fund(NamedTuple):
     since: datetime
     jobs: ColumnElement[bool]
     is_budget: bool = False
+    resets_at: datetime | None = None  # when all of it is there again; None: never
 
     def rate(self, job: Job) -> float:
         """Return what an hour of a job takes."""
@@ -130,6 +131,7 @@ def fund_of(budget: Budget, at: datetime) -> Fund:
         since,
         SUBJECTS[budget.kind] == budget.subject,
         is_budget=True,
+        resets_at=resets_at(budget.period, since),
     )
 
 
@@ -151,6 +153,13 @@ class Admission(NamedTuple):
     lacking: Fund | None = None  # what has too little left to begin
     needed: float = 0.0  # of it, at least
     is_spent: bool = False  # whether it is a ceiling, and no job that runs can give anything back
+
+
+def longest_seconds(job: Job) -> float | None:
+    """Return for how long an attempt may run by its time limit and its whole ceilings; None: for ever."""
+    bounds = [float(job.spec.time_limit)] if job.spec.time_limit is not None else []
+    bounds += [fund.amount / rate * _HOUR for fund in ceilings_of(job) if (rate := fund.rate(job))]
+    return min(bounds, default=None)
 
 
 def admit(session: Session, jobs: Sequence[Job]) -> Admission:

@@ -9,6 +9,7 @@ The first reason that applies is reported:
     retrying             the job pauses before its next attempt
     after_job            a job that it waits for has not ended
     array_limit          as many members of its array run as may run at once
+    budget               its ceiling or a budget has too little left
     project_quota        its project has reached its limit of running jobs
     waiting_for_gpus    no worker has as many free GPUs as it needs
     waiting_for_nodes    no host has room for all its nodes at once
@@ -34,6 +35,7 @@ from sqlalchemy.orm import Session
 from core.db.database import now
 from core.db.models.jobs import IS_QUEUED, GpuAllocation, Job, Worker
 from core.formatting import format_moment
+from core.jobs.costs import budgets
 from core.jobs.scheduling import dependencies, start_estimate
 from core.jobs.scheduling.capacity import (
     LiveWorkers,
@@ -115,11 +117,12 @@ def _load_snapshot(session: Session, queued: Sequence[Job], positions: dict[str,
     arrays = {job.array_id for job in queued if job.array_limit is not None}
     owned = select(Job.array_id, func.count()).where(Job.array_id.in_(arrays), Job.state.in_(OWNED))
     members: dict[str | None, int] = dict(session.execute(owned.group_by(Job.array_id)).all()) if arrays else {}
+    unpaid = budgets.explain_waits(session, queued)
     durations = _durations(session, types)
     workers = live_workers(session)
     waiting = session.execute(_WAITING).all()
     positions = _positions_among_startable(session, waiting, queued, positions, workers)
-    return _QueueSnapshot(at, positions, workers, held, durations, gpus, ports, after, members, waiting)
+    return _QueueSnapshot(at, positions, workers, held, durations, gpus, ports, after, members, waiting, unpaid)
 
 
 def _positions_among_startable(
@@ -202,6 +205,7 @@ class _QueueSnapshot:
     waiting: Sequence[
         Row[*tuple[Any, ...]]
     ]  # what waiting jobs need, with the number of those that may start only later
+    unpaid: Mapping[str, str]  # what ceilings and budgets lack for a job, by its id
 
     def wait_status(self, job: Job) -> WaitStatus:
         # A job without a place was claimed meanwhile, so it was next.
@@ -212,7 +216,7 @@ class _QueueSnapshot:
         reason, detail = self._blocking_reason(job, offering, large, working) or self._position_reason(
             job, position, working
         )
-        unknown = job.nodes is not None or reason in {"after_job", "array_limit", "waiting_for_port"}
+        unknown = job.nodes is not None or reason in {"after_job", "array_limit", "waiting_for_port", "budget"}
         starts_at = None if unknown else self._starts_at(job, position, list(filter(can_claim, working)))
         return WaitStatus(reason, detail, position.number, starts_at)
 
@@ -271,6 +275,8 @@ class _QueueSnapshot:
             return "after_job", self.after[job.id]
         if job.array_limit is not None and self.running_members.get(job.array_id, 0) >= job.array_limit:
             return "array_limit", f"{job.array_limit:,}"
+        if job.id in self.unpaid:
+            return "budget", self.unpaid[job.id]
         if usage.at_limit or (usage.max_running is not None and usage.running + (job.nodes or 1) > usage.max_running):
             running = f" ({usage.running:,} running, {job.nodes:,} needed)" if job.nodes is not None else ""
             return "project_quota", f"{usage.max_running:,} running job{'s' * (usage.max_running != 1)}{running}"

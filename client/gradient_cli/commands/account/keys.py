@@ -6,6 +6,7 @@ from typing import Any
 
 from gradient_cli import terminal
 from gradient_cli.arguments import connect
+from gradient_cli.commands.projects import add_budgets, describe_budgets
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.formatting import format_moment, format_past, print_fields, print_json, print_result, print_table
 from gradient_cli.options import add_common, add_positional
@@ -24,6 +25,7 @@ def add_create(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--machineTypes", metavar="NAMES", help="only machine types it may use, separated by commas")
     parser.add_argument("--maxJobs", metavar="N", help="most unfinished jobs that it may have at once")
     parser.add_argument("--agent", action="store_true", help="a program acts with the key, not a person")
+    add_budgets(parser)
     add_common(parser, create_key)
 
 
@@ -42,6 +44,8 @@ def add_whoami(parser: argparse.ArgumentParser) -> None:
 
 def create_key(args: argparse.Namespace) -> int:
     key: dict[str, Any] = {"name": args.name, "scope": args.scope, "agent": args.agent}
+    if args.budgets:
+        key["budgets"] = args.budgets
     for option in ("days", "maxJobs", "projects", "machineTypes"):
         text = getattr(args, option)
         if text is None:
@@ -85,6 +89,8 @@ def describe_rights(key: dict[str, Any]) -> str:
             rights.append(f"only {noun} {', '.join(key[field])}")
     if key.get("maxJobs") is not None:
         rights.append(f"at most {key['maxJobs']:,} unfinished jobs")
+    if key.get("budgets"):
+        rights.append(describe_budgets(key["budgets"]))
     return "; ".join(rights)
 
 
