@@ -5,7 +5,7 @@ Only one attempt at a time may hold a name; the database enforces it, so two job
 
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Double, ForeignKey, Index, String, Text, func, or_, select, text
+from sqlalchemy import Double, ForeignKey, Index, String, Text, func, or_, select, text
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from core.db.database import Base, UtcDateTime, now
@@ -76,14 +76,14 @@ def of_attempt(session: Session, job: Job) -> list[CloudResource]:
     return list(session.scalars(select(CloudResource).where(*of_job)))
 
 
-def total_cost(session: Session, since: datetime, jobs: ColumnElement[bool]) -> float:
-    """Return the US dollars that the resources of jobs have cost since then, also those of deleted jobs."""
+def total_cost(session: Session, since: datetime) -> float:
+    """Return the US dollars that all resources have cost since then: those of deleted jobs too, but none simulated."""
     current = session.scalars(select(now())).one()
     ended_at = func.coalesce(CloudResource.billed_until, CloudResource.gone_at)
     query = (
         select(CloudResource, Job.price_per_hour)
         .join(Job, Job.id == CloudResource.job_id)
-        .where(jobs, CloudResource.billed_at.is_not(None), or_(ended_at.is_(None), ended_at > since))
+        .where(~Job.simulated, CloudResource.billed_at.is_not(None), or_(ended_at.is_(None), ended_at > since))
     )
     return sum(cost(resource, price, current, since) for resource, price in session.execute(query))
 

@@ -24,9 +24,7 @@ def tpus_view(session: Session) -> Tpus:
             for tpu in tpus
         ],
         refusal=cloud_resources.find_refusal(session),
-        recent_cost=round(
-            cloud_resources.total_cost(session, current - timedelta(days=_TOTAL_DAYS), ~Job.simulated), 6
-        ),
+        recent_cost=round(cloud_resources.total_cost(session, current - timedelta(days=_TOTAL_DAYS)), 6),
     )
 
 

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cache
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -12,20 +12,21 @@ from sqlalchemy import (
     Engine,
     Float,
     SQLColumnExpression,
+    String,
     and_,
+    bindparam,
     case,
     cast,
     func,
-    literal,
+    literal_column,
     or_,
     select,
-    true,
 )
 from sqlalchemy.orm import Session
 
 from core.db.database import UtcDateTime, now
 from core.db.models.jobs import IS_ATTEMPTED, Attempt, Job
-from core.jobs import cloud_resources
+from core.db.prepared import Prepared
 from core.jobs.cloud_resources import CloudResource
 from core.jobs.states import JobState
 
@@ -33,6 +34,9 @@ Unit = Literal["usd", "gpu_hours"]
 SETTLED_SECONDS = 60  # after this time no transaction that ends a job is still open: statements end after 15 s
 START = datetime.fromisoformat("1970-01-01T00:00+00:00")
 _KEPT_SUMS = 256
+_Time = ColumnElement[datetime] | None
+_NOW = Prepared(select(now()))
+SUBJECTS = {"project": Job.project_id, "user": Job.user_id, "key": Job.submitted_by, "set": Job.cost_set, "job": Job.id}
 
 
 def seconds_between(dialect: str, start: SQLColumnExpression[Any], until: ColumnElement[Any]) -> ColumnElement[float]:
@@ -46,14 +50,14 @@ def duration(dialect: str, job: type[Job] = Job) -> ColumnElement[float]:
     return seconds_between(dialect, job.started_at, func.coalesce(job.ended_at, job.finished_at, now()))
 
 
-def _since(dialect: str, start: SQLColumnExpression[Any], until: Any, since: datetime | None) -> ColumnElement[float]:  # noqa: ANN401 - of SQL
+def _since(dialect: str, start: SQLColumnExpression[Any], until: Any, since: _Time) -> ColumnElement[float]:  # noqa: ANN401 - of SQL
     """Return the seconds of a time that lie after `since`; 0 if there are none."""
     if since is not None:
-        start = case((start < literal(since, UtcDateTime()), literal(since, UtcDateTime())), else_=start)
+        start = case((start < since, since), else_=start)
     return case((until > start, seconds_between(dialect, start, until)), else_=0.0)
 
 
-def ran_seconds(dialect: str, job: type[Job] = Job, since: datetime | None = None) -> ColumnElement[float]:
+def ran_seconds(dialect: str, job: type[Job] = Job, since: _Time = None) -> ColumnElement[float]:
     """Return the running time of all attempts of a job, seconds."""
     current = case((Attempt.attempt == job.attempt, func.coalesce(job.finished_at, now())))
     seconds = _since(dialect, Attempt.started_at, func.coalesce(Attempt.ended_at, current), since)
@@ -61,21 +65,26 @@ def ran_seconds(dialect: str, job: type[Job] = Job, since: datetime | None = Non
     return func.coalesce(of_attempts.scalar_subquery(), 0.0)
 
 
-def cost(dialect: str, job: type[Job] = Job, since: datetime | None = None) -> ColumnElement[float]:
-    """Return what a job has cost, US dollars: its cloud resources, without any its running time."""
+def _billed(dialect: str, job_price: SQLColumnExpression[float], since: _Time) -> ColumnElement[float]:
+    """Return what a machine in a cloud has cost, US dollars."""
     until = func.coalesce(CloudResource.billed_until, CloudResource.gone_at, now())
-    price = func.coalesce(CloudResource.price_per_hour, job.price_per_hour)
-    billed = func.coalesce(_since(dialect, CloudResource.billed_at, until, since), 0.0) * price / 3600.0
+    price = func.coalesce(CloudResource.price_per_hour, job_price)
+    return func.coalesce(_since(dialect, CloudResource.billed_at, until, since), 0.0) * price / 3600.0
+
+
+def cost(dialect: str, job: type[Job] = Job, since: _Time = None) -> ColumnElement[float]:
+    """Return what a job has cost, US dollars: its cloud resources, without any its running time."""
+    billed = _billed(dialect, job.price_per_hour, since)
     of_resources = select(func.sum(billed)).where(CloudResource.job_id == job.id).correlate(job)
     ran = ran_seconds(dialect, job, since) * job.price_per_hour / 3600.0
     return func.coalesce(of_resources.scalar_subquery(), ran)
 
 
-def gpu_hours(dialect: str, job: type[Job] = Job, since: datetime | None = None) -> ColumnElement[float]:
+def gpu_hours(dialect: str, job: type[Job] = Job, since: _Time = None) -> ColumnElement[float]:
     return ran_seconds(dialect, job, since) * job.gpu_count / 3600.0
 
 
-def amount(unit: Unit, dialect: str, since: datetime | None = None) -> ColumnElement[float]:
+def amount(unit: Unit, dialect: str, since: _Time = None) -> ColumnElement[float]:
     return (cost if unit == "usd" else gpu_hours)(dialect, Job, since)
 
 
@@ -86,26 +95,56 @@ def of_jobs(session: Session, ids: Sequence[str]) -> dict[str, tuple[float, floa
     return {job_id: (dollars, hours) for job_id, dollars, hours in session.execute(query)} if ids else {}
 
 
-def reserved(session: Session, unit: Unit, jobs: ColumnElement[bool]) -> float:
-    """Return what the current attempts of jobs can still cost until they are stopped."""
-    dialect = session.get_bind().dialect.name
+def _attempt_amount(dialect: str, unit: Unit) -> ColumnElement[float]:
+    """Return what the current attempt of a job has taken."""
     ran = func.coalesce(duration(dialect), 0.0)
-    rate: SQLColumnExpression[float] = Job.price_per_hour if unit == "usd" else Job.gpu_count
-    spent: ColumnElement[float] = ran * rate / 3600.0
-    if unit == "usd":
-        until = func.coalesce(CloudResource.billed_until, CloudResource.gone_at, now())
-        price = func.coalesce(CloudResource.price_per_hour, Job.price_per_hour)
-        billed = func.coalesce(_since(dialect, CloudResource.billed_at, until, None), 0.0) * price / 3600.0
-        of_attempt = CloudResource.job_id == Job.id, CloudResource.attempt == Job.attempt
-        spent = func.coalesce(select(func.sum(billed)).where(*of_attempt).correlate(Job).scalar_subquery(), spent)
-    most = Job.run_seconds * rate / 3600.0
-    query = select(func.sum(case((most > spent, most - spent), else_=0.0)))
-    return (
-        session.scalar(
-            query.where(IS_ATTEMPTED, jobs, Job.state.in_([JobState.STARTING, JobState.RUNNING, JobState.KEPT]))
-        )
-        or 0.0
+    if unit == "gpu_hours":
+        return ran * Job.gpu_count / 3600.0
+    of_attempt = CloudResource.job_id == Job.id, CloudResource.attempt == Job.attempt
+    machines = select(func.sum(_billed(dialect, Job.price_per_hour, None))).where(*of_attempt).correlate(Job)
+    return func.coalesce(machines.scalar_subquery(), ran * Job.price_per_hour / 3600.0)
+
+
+@cache
+def _sum_of(dialect: str, unit: Unit, kind: str, part: str) -> Prepared:
+    """Return the statement that sums a part of what the jobs of a subject have taken since a time, or reserve."""
+    since, jobs = bindparam("since", type_=UtcDateTime), condition(kind, bindparam("subject", type_=String))
+    if part == "reserved":
+        rate: SQLColumnExpression[Any] = Job.price_per_hour if unit == "usd" else Job.gpu_count
+        most, taken = Job.run_seconds * rate / 3600.0, _attempt_amount(dialect, unit)
+        held = Job.state.in_([literal_column(f"'{s}'") for s in (JobState.STARTING, JobState.RUNNING, JobState.KEPT)])
+        others = Job.id != bindparam("without", type_=String)
+        rest = select(func.sum(case((most > taken, most - taken), else_=0.0)))
+        return Prepared(rest.where(IS_ATTEMPTED, held, others, jobs))
+    if part == "machines":
+        ended_at = func.coalesce(CloudResource.billed_until, CloudResource.gone_at, now())
+        billed = select(func.sum(_billed(dialect, Job.price_per_hour, since)))
+        of_jobs = billed.join_from(CloudResource, Job, Job.id == CloudResource.job_id)
+        return Prepared(of_jobs.where(ended_at > since, jobs))
+    if unit == "usd":  # machines in a cloud are summed by themselves: they may cost more after the end of a job
+        jobs = and_(jobs, ~select(CloudResource.id).where(CloudResource.job_id == Job.id).exists())
+    first, last = bindparam("first", type_=UtcDateTime), bindparam("last", type_=UtcDateTime)
+    ended = and_(Job.finished_at >= first, Job.finished_at < last)
+    return Prepared(
+        select(func.sum(amount(unit, dialect, since))).where(ended if part == "ended" else IS_ATTEMPTED, jobs)
     )
+
+
+def condition(kind: str, subject: Any) -> ColumnElement[bool]:  # noqa: ANN401 - a value or a parameter
+    """Build the condition that a job is one of a subject's."""
+    if kind == "all":
+        return func.coalesce(subject, "") == ""
+    if kind == "free":
+        return and_(Job.price_per_hour == 0, Job.machine_type == subject)
+    column: Any = SUBJECTS[kind]
+    matches: ColumnElement[bool] = column == subject
+    return matches
+
+
+def reserved(session: Session, unit: Unit, kind: str, subject: str, without: str = "") -> float:
+    """Return what the current attempts of jobs can still cost until they are stopped; `without`: id of another job."""
+    values = {"subject": subject, "without": without}
+    return _sum_of(session.get_bind().dialect.name, unit, kind, "reserved").rows(session, values)[0][0] or 0.0
 
 
 class _Sums:
@@ -115,35 +154,33 @@ class _Sums:
         self._lock = threading.Lock()
         self._sums: dict[object, tuple[datetime, float]] = {}
 
-    def spent(self, session: Session, unit: Unit, jobs: ColumnElement[bool], since: datetime, key: object) -> float:
-        at: datetime = session.scalars(select(now())).one()
+    def spent(self, session: Session, unit: Unit, kind: str, subject: str, since: datetime) -> float:
+        dialect, key = session.get_bind().dialect.name, (unit, kind, subject, since)
+        ((at,),) = _NOW.rows(session, {})
         settled = at - timedelta(seconds=SETTLED_SECONDS)
-        if unit == "usd":  # machines in a cloud are summed by themselves: they may cost more after the end of a job
-            jobs = and_(jobs, ~select(CloudResource.id).where(CloudResource.job_id == Job.id).exists())
-        sums = partial(_sum, session, unit, jobs, since)
+        values = {"subject": subject, "since": since}
+
+        def total(part: str, **more: datetime) -> float:
+            return _sum_of(dialect, unit, kind, part).rows(session, values | more)[0][0] or 0.0
+
         with self._lock:
-            until, total = self._sums.pop(key, (since, 0.0))
+            until, ended = self._sums.pop(key, (since, 0.0))
             if until < settled:
-                total += sums(and_(Job.finished_at >= until, Job.finished_at < settled))
+                ended += total("ended", first=until, last=settled)
                 until = settled
-            self._sums[key] = until, total
+            self._sums[key] = until, ended
             if len(self._sums) > _KEPT_SUMS:
                 del self._sums[next(iter(self._sums))]
-        return total + sums(Job.finished_at >= until) + sums(IS_ATTEMPTED)
+        lately = total("ended", first=until, last=at + timedelta(days=1))
+        return ended + lately + total("attempted") + (total("machines") if unit == "usd" else 0.0)
 
 
 _sums: WeakKeyDictionary[Engine, _Sums] = WeakKeyDictionary()
 
 
-def _sum(session: Session, unit: Unit, jobs: ColumnElement[bool], since: datetime, of: ColumnElement[bool]) -> float:
-    return session.scalar(select(func.sum(amount(unit, session.get_bind().dialect.name, since))).where(jobs, of)) or 0.0
-
-
-def spent(session: Session, unit: Unit, jobs: ColumnElement[bool], since: datetime, key: object) -> float:
-    """Return what jobs have cost since a time, also those that were deleted; `key` names these jobs."""
-    sums = _sums.setdefault(session.get_bind().engine, _Sums())
-    ran = sums.spent(session, unit, jobs, since, (key, unit, since))
-    return ran if unit == "gpu_hours" else ran + cloud_resources.total_cost(session, since, jobs)
+def spent(session: Session, unit: Unit, kind: str, subject: str, since: datetime) -> float:
+    """Return what the jobs of a subject have cost since a time, also those that were deleted."""
+    return _sums.setdefault(session.get_bind().engine, _Sums()).spent(session, unit, kind, subject, since)
 
 
 def spent_by_all(session: Session, since: datetime) -> tuple[float, dict[str, float]]:
@@ -152,5 +189,5 @@ def spent_by_all(session: Session, since: datetime) -> tuple[float, dict[str, fl
     types = session.scalars(
         select(Job.machine_type).where(free, or_(Job.finished_at >= since, IS_ATTEMPTED)).distinct()
     )
-    hours = {name: spent(session, "gpu_hours", and_(free, Job.machine_type == name), since, name) for name in types}
-    return spent(session, "usd", true(), since, "all"), {name: amount for name, amount in hours.items() if amount}
+    hours = {name: spent(session, "gpu_hours", "free", name, since) for name in types}
+    return spent(session, "usd", "all", "", since), {name: amount for name, amount in hours.items() if amount}

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func, literal, select
 from sqlalchemy.orm import Session
 
-from core.db.database import now
+from core.db.database import UtcDateTime, now
 from core.db.models.budgets import Budget
 from core.db.models.credentials import ApiKey
 from core.db.models.jobs import Job
@@ -109,7 +109,7 @@ def explain_waits(session: Session, jobs: Iterable[Job]) -> dict[str, str]:
 
 def _describe(session: Session, fund: Fund, needed: float) -> str:
     dialect = session.get_bind().dialect.name
-    total = func.sum(amounts.amount(fund.unit, dialect, fund.since)).label("total")
+    total = func.sum(amounts.amount(fund.unit, dialect, literal(fund.since, UtcDateTime()))).label("total")
     recent = fund.jobs, (Job.finished_at >= fund.since) | (Job.finished_at.is_(None) & (Job.attempt > 0))
     by_key = select(ApiKey.name, total).join(ApiKey, ApiKey.id == Job.submitted_by).where(*recent)
     most = session.execute(by_key.group_by(ApiKey.id, ApiKey.name).order_by(total.desc()).limit(1)).first()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, String, and_, bindparam, case, func, or_, select
+from sqlalchemy import ColumnElement, String, bindparam, case, func, or_, select
 from sqlalchemy.orm import Session
 
 from core.db import turns
@@ -25,13 +25,13 @@ CLAIMS = "claims"  # the turn of those who reserve
 _LEAST_SECONDS = 1.0  # for less an attempt is not begun
 _SLICE_SECONDS = 60.0  # that each of many jobs gets at least, if there is so much
 _HOUR = 3600.0
-SUBJECTS = {"project": Job.project_id, "user": Job.user_id, "key": Job.submitted_by}
+_PAYERS = ("project", "user", "key")
 _PERIODS = {"day": "daily", "month": "monthly", "total": "total"}
 _BUDGETS_TABLE = Base.metadata.tables[Budget.__tablename__]
 _BUDGET_COLUMNS = [column.key for column in _BUDGETS_TABLE.c]
 _BUDGETS = Prepared(
     select(*_BUDGETS_TABLE.c).where(
-        or_(*(_BUDGETS_TABLE.c.subject == bindparam(kind, type_=String) for kind in SUBJECTS))
+        or_(*(_BUDGETS_TABLE.c.subject == bindparam(kind, type_=String) for kind in _PAYERS))
     )
 )
 
@@ -71,13 +71,12 @@ def limited(job: Job) -> JobSpec:
 class Fund(NamedTuple):
     """Dollars or GPU hours that jobs share: a ceiling of a job or a set of jobs, or a budget."""
 
-    subject: str  # id of the job, the set, the project, the user or the key
+    kind: str  # job, set, project, user or key
+    subject: str  # its id
     text: str  # for people
     unit: Unit
     amount: float
     since: datetime
-    jobs: ColumnElement[bool]
-    is_budget: bool = False
     resets_at: datetime | None = None  # when all of it is there again; None: never
 
     def rate(self, job: Job) -> float:
@@ -85,12 +84,19 @@ class Fund(NamedTuple):
         return job.price_per_hour if self.unit == "usd" else job.gpu_count
 
     def spent(self, session: Session) -> float:
-        return amounts.spent(session, self.unit, self.jobs, self.since, self.subject)
+        return amounts.spent(session, self.unit, self.kind, self.subject, self.since)
 
-    def reserved(self, session: Session, without: str | None = None) -> float:
+    def reserved(self, session: Session, without: str = "") -> float:
         """Return what the jobs that run can still cost. `without`: id of a job that does not count."""
-        jobs = self.jobs if without is None else and_(self.jobs, Job.id != without)
-        return amounts.reserved(session, self.unit, jobs)
+        return amounts.reserved(session, self.unit, self.kind, self.subject, without)
+
+    @property
+    def is_budget(self) -> bool:
+        return self.kind in _PAYERS
+
+    @property
+    def jobs(self) -> ColumnElement[bool]:
+        return amounts.condition(self.kind, self.subject)
 
 
 def set_of(job: Job) -> str:
@@ -103,9 +109,9 @@ def ceilings_of(job: Job) -> list[Fund]:
         ("usd", job.spec.max_cost, "maxCost"),
         ("gpu_hours", job.spec.max_gpu_hours, "maxGpuHours"),
     )
-    shared = Job.id == job.id if job.cost_set is None else Job.cost_set == job.cost_set
+    kind = "job" if job.cost_set is None else "set"
     return [
-        Fund(set_of(job), f"its {name}, {format_amount(most, unit)}", unit, most, amounts.START, shared)
+        Fund(kind, set_of(job), f"its {name}, {format_amount(most, unit)}", unit, most, amounts.START)
         for unit, most, name in given
         if most is not None
     ]
@@ -113,7 +119,7 @@ def ceilings_of(job: Job) -> list[Fund]:
 
 def budgets_of(session: Session, job: Job) -> list[Fund]:
     """Return the budgets that a job is paid from."""
-    subjects = {kind: getattr(job, column.key) for kind, column in SUBJECTS.items()}
+    subjects = {kind: getattr(job, amounts.SUBJECTS[kind].key) for kind in _PAYERS}
     rows = [Budget(**dict(zip(_BUDGET_COLUMNS, row, strict=True))) for row in _BUDGETS.rows(session, subjects)]
     at = session.scalars(select(now())).one() if rows else amounts.START
     return [fund_of(budget, at) for budget in rows if subjects[budget.kind] == budget.subject]
@@ -123,15 +129,14 @@ def fund_of(budget: Budget, at: datetime) -> Fund:
     begin = at.replace(hour=0, minute=0, second=0, microsecond=0)
     since = {"day": begin, "month": begin.replace(day=1)}.get(budget.period, amounts.START)
     return Fund(
+        budget.kind,
         budget.subject,
         f"the {_PERIODS[budget.period]} budget of {budget.kind} {budget.name}, "
         f"{format_amount(budget.amount, budget.unit)}",
         "usd" if budget.unit == "usd" else "gpu_hours",
         budget.amount,
         since,
-        SUBJECTS[budget.kind] == budget.subject,
-        is_budget=True,
-        resets_at=resets_at(budget.period, since),
+        resets_at(budget.period, since),
     )
 
 

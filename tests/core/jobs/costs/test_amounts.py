@@ -4,9 +4,8 @@ import random
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import insert, literal, true, update
+from sqlalchemy import insert, update
 
-from core.db.database import UtcDateTime
 from core.db.models.jobs import Attempt, Job
 from core.jobs.cloud_resources import CloudResource
 from core.jobs.costs import amounts
@@ -21,22 +20,11 @@ def after_midnight(hours):
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """A function that sets the time, in hours after midnight."""
-
-    def set_time(hours):
-        for module in ("core.jobs.costs.amounts", "core.jobs.cloud_resources"):
-            monkeypatch.setattr(f"{module}.now", lambda: literal(after_midnight(hours), UtcDateTime()))
-
-    return set_time
-
-
-@pytest.fixture
 def cost_at(database, clock):
     def get(hours, since=0, unit="usd"):
-        clock(hours)
+        clock.seconds = hours * 3600
         with database.read() as session:
-            spent = amounts.spent(session, unit, true(), after_midnight(since), "all")
+            spent = amounts.spent(session, unit, "all", "", after_midnight(since))
         return pytest.approx(spent, abs=1e-5)
 
     return get
@@ -102,7 +90,7 @@ def test_hours_of_gpus_of_free_machine_types_are_told_apart(database, clock, add
     free = add_job((8, 9.5), finished=10)
     with database.write() as session:
         session.execute(update(Job).where(Job.id == free.id).values(price_per_hour=0.0, machine_type="Own"))
-    clock(12)
+    clock.seconds = 12 * 3600
     with database.read() as session:
         dollars, hours = amounts.spent_by_all(session, MIDNIGHT)
     assert (round(dollars, 5), {name: round(amount, 5) for name, amount in hours.items()}) == (1, {"Own": 3})
@@ -111,7 +99,7 @@ def test_hours_of_gpus_of_free_machine_types_are_told_apart(database, clock, add
 def test_a_machine_in_a_cloud_costs_until_it_is_gone_and_not_the_running_time(database, cost_at, clock, add_job):
     job = add_job((8, 9), finished=9, machines=[(7, None, None), (6, 6.5, 4.0)])
     assert cost_at(12) == 5 + 2
-    clock(12)
+    clock.seconds = 12 * 3600
     with database.read() as session:
         dollars, hours = amounts.of_jobs(session, [job.id])[job.id]
         assert (round(dollars, 6), round(hours, 6)) == (7, 2)
