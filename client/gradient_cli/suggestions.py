@@ -41,6 +41,8 @@ _OTHER_OPTIONS = {
         ),
         "--machineType",
     ),
+    **dict.fromkeys(("--budget", "--maxDollars"), "--maxCost"),
+    "--maxHours": "--maxGpuHours",
     "--cpu": "--cpus",
     "--cpus-per-task": "--cpus",
     "--env": "--envVars",

@@ -27,8 +27,6 @@ _BEAT_SECONDS = 20.0  # a trial of which the server hears nothing for 90 seconds
 _PLAN = {
     **{name: name for name in ("method", "metric", "stop", "trials", "parallel", "seed")},
     "stop_after": "stopAfter",
-    "max_hours": "maxHours",
-    "max_dollars": "maxDollars",
 }
 _OF_SWEEPS = {"name": "name", "project": "project", "project_id": "projectId"}
 _Value = Union[str, float, bool]
@@ -43,8 +41,6 @@ class SweepOptions(JobOptions, total=False):
     stop_after: int
     trials: int
     parallel: int
-    max_hours: float
-    max_dollars: float
     seed: int
 
 

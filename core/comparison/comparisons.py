@@ -5,7 +5,7 @@ from functools import cache, partial
 from itertools import combinations
 from typing import Any, Literal, cast
 
-from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy import Select, bindparam, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -128,6 +128,13 @@ def _check_jobs(jobs: Sequence[Job]) -> None:
                 "workspace.",
                 field="jobs",
             )
+
+
+def share_ceiling(session: Session, comparison_id: str) -> None:
+    """Let all jobs of a comparison count towards the ceilings of each."""
+    members = select(ComparisonJob.job_id).where(ComparisonJob.comparison_id == comparison_id)
+    alone = update(Job).where(Job.id.in_(members), Job.cost_set.is_(None)).values(cost_set=comparison_id)
+    session.execute(alone, execution_options={"synchronize_session": False})
 
 
 def get(session: Session, comparison_id: str) -> Comparison:

@@ -42,7 +42,6 @@ class NewJob:
     trace_parent: str | None = None
     image: str | None = None
     array: ArrayMember | None = None
-    comparison_id: str | None = None
 
 
 _DEFAULTS = {column.key: getattr(column.default, "arg", None) for column in JOBS.c}
@@ -96,7 +95,7 @@ def _initial_values(new_job: NewJob) -> dict[str, Any]:
         "image": new_job.image,
         "dynamic_ports": count_dynamic_ports(spec),
         **(new_job.array._asdict() if new_job.array else _NOT_IN_ARRAY),
-        "cost_set": new_job.comparison_id or (shared if spec.max_cost or spec.max_gpu_hours else None),
+        "cost_set": shared if spec.max_cost or spec.max_gpu_hours else None,
         "state": JobState.QUEUED,
         "reason": "waiting_for_machine",
         "phase": "queued",

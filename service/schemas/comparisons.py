@@ -18,9 +18,6 @@ class SubmitComparison(SubmitJob):
     serial: bool = Field(
         default=False, description="run the jobs one at a time, so that they do not slow each other down"
     )
-    max_job_cost: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="maximum US dollars per job, enforced as a time limit"
-    )
     metric: str | None = Field(None, description=_METRIC)
     goal: Literal["max", "min"] | None = Field(None, description=_GOAL)
     target: float | None = Field(None, allow_inf_nan=False, description=_TARGET)
@@ -47,10 +44,12 @@ class RenameComparison(RequestModel):
 class RepeatComparison(RequestModel):
     """One more job on some machine types of a comparison."""
 
-    max_job_costs: dict[str, float | None] = Field(
-        min_length=1,
-        max_length=100,
-        description="maximum US dollars for the job, by machine type, enforced as a time limit; null: as before",
+    machine_types: LimitedList[str] = Field(min_length=1, max_length=100, description="one job on each of these")
+    max_cost: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="US dollars that all jobs of the comparison may cost; null: as before",
     )
 
 

@@ -45,8 +45,6 @@ class SubmitSweep(SubmitJob):
         None, ge=1, le=MAX_TRIALS, description="number of trials; default for a grid: all combinations"
     )
     parallel: int = Field(4, ge=1, le=MAX_TRIALS, description="maximum jobs running at once")
-    max_hours: float | None = Field(None, gt=0, le=1e9, description="budget: total hours of all trials")
-    max_dollars: float | None = Field(None, gt=0, le=1e9, description="budget: US dollars")
 
     def plan_fields(self) -> dict[str, Any]:
         return self.model_dump(include=set(SubmitSweep.model_fields) - set(SubmitJob.model_fields))
@@ -127,8 +125,6 @@ class SweepView(TemplateView):
     seed: int
     parallel: int
     max_trials: int
-    max_hours: float | None
-    max_dollars: float | None
     hours: float = Field(description="total hours that its trials have run")
     dollars: float = Field(description="what they cost")
     gpu_hours: float = Field(description="hours that they have run times the GPUs of each")

@@ -7,14 +7,12 @@ from typing import BinaryIO
 
 from sqlalchemy.orm import Session
 
-from core.catalogue.machine_types import MachineType
 from core.comparison import comparisons
 from core.comparison.comparisons import MAX_JOBS, NewComparison
 from core.comparison.differences import SEED
 from core.comparison.measurement import parse_metric
 from core.errors import SpecInvalid
 from core.jobs import projects, queries, submission
-from core.jobs.spec.job_spec import MAX_TIME_LIMIT, JobSpec
 from service.app_state import AppState
 from service.schemas.comparisons import CompareJobs, ComparisonFile, RepeatComparison, SubmitComparison
 from service.schemas.job_changes import CloneJob
@@ -24,9 +22,6 @@ from service.submission.insert import insert, prepared_job
 from service.submission.members import refuse_array
 from service.submission.stages import InsertedJob, PreparedJob, RequestOrigin, ValidatedJob
 from service.submission.validation import DEFAULT_PROJECT, check_idempotency_key, validate
-
-_SECONDS_PER_HOUR = 3600
-_GRACE_PART = 10  # part of the time that a job may cost, that its grace period takes at the most
 
 
 def submit(
@@ -40,11 +35,6 @@ def submit(
     check_idempotency_key(origin.idempotency_key)
     jobs = _split(request)
     valid = [validate(app_state, job, uploaded=upload is not None) for job in jobs]
-    if request.max_job_cost is not None:
-        valid = [
-            replace(valid_job, spec=_limit_cost(valid_job.spec, valid_job.machine, request.max_job_cost))
-            for valid_job in valid
-        ]
     workspace = store_workspace(app_state, upload, request.workspace_sha256)
     valid = [replace(valid_job, spec=with_workspace(valid_job.spec, workspace)) for valid_job in valid]
     digest = submission.request_digest(
@@ -58,6 +48,7 @@ def submit(
         requested = list(zip(jobs, valid, strict=True))
         inserted = _insert(session, app_state, origin, requested, serial=request.serial)
         made = comparisons.create(session, new, [insertion.job for insertion in inserted])
+        comparisons.share_ceiling(session, made.id)
     for insertion in inserted:
         log_submission(insertion)
     return made.id, True
@@ -99,18 +90,18 @@ def repeat(app_state: AppState, origin: RequestOrigin, comparison_id: str, reque
     serial = any(job.spec.after != jobs[0].spec.after for job in jobs)  # each follows the one before it
     digest = submission.request_digest(b"repeat", comparison_id.encode(), request.model_dump_json().encode())
     prepared = []
-    for index, (name, cost) in enumerate(request.max_job_costs.items()):
+    for index, name in enumerate(request.machine_types):
         machine = app_state.catalogue.get(name)
         members = [job for job in jobs if job.machine_type == machine.name]
         if not members:
-            raise SpecInvalid(f"The comparison has no job on {machine.name} to repeat.", field="maxJobCosts")
+            raise SpecInvalid(f"The comparison has no job on {machine.name} to repeat.", field="machineTypes")
         seed = max(_parse_seed(job.spec.env_vars.get(SEED, "1")) for job in members) + 1
         own_origin = replace(origin, idempotency_key=origin.idempotency_key and f"{origin.idempotency_key}.{index}")
         clone = prepare_clone(
             app_state, own_origin, members[-1].id, CloneJob.model_validate({"envVars": {SEED: str(seed)}})
         )
-        if cost is not None:
-            clone = replace(clone, spec=_limit_cost(clone.spec, machine, cost))
+        if request.max_cost is not None:
+            clone = replace(clone, spec=replace(clone.spec, max_cost=request.max_cost))
         prepared.append(replace(clone, request_sha256=digest))
     with app_state.database.write() as session:
         last, inserted = jobs[-1].id, list[InsertedJob]()
@@ -118,26 +109,9 @@ def repeat(app_state: AppState, origin: RequestOrigin, comparison_id: str, reque
             inserted.append(insert(session, app_state, _after(clone, last) if serial else clone))
             last = inserted[-1].job.id
         comparisons.add_jobs(session, comparison_id, [insertion.job for insertion in inserted])
+        comparisons.share_ceiling(session, comparison_id)
     for insertion in inserted:
         log_submission(insertion)
-
-
-def _limit_cost(spec: JobSpec, machine: MachineType, cost: float) -> JobSpec:
-    """Return the spec with a time limit, its grace period included, within which all attempts cost so much at most."""
-    if not machine.price_per_hour:
-        return spec
-    seconds = int(cost / machine.price_per_hour * _SECONDS_PER_HOUR / spec.max_attempts)
-    grace = min(spec.stop_grace, seconds // _GRACE_PART)
-    if seconds - grace < 1:
-        raise SpecInvalid(
-            f"${cost:.4g} pays for less than a second on {machine.name} at ${machine.price_per_hour:g}/h. Allow "
-            "more, or leave out the limit.",
-            field="maxJobCost",
-        )
-    limit = min(spec.time_limit or MAX_TIME_LIMIT, seconds - grace)
-    warning = spec.warning()
-    warn_before = spec.warn_before if warning is not None and warning.seconds < limit else None
-    return replace(spec, time_limit=limit, stop_grace=grace, warn_before=warn_before)
 
 
 def _new_comparison(

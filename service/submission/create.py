@@ -152,6 +152,15 @@ def check_and_store(
 ) -> ValidatedJob:
     check_idempotency_key(origin.idempotency_key)
     valid = validate(app_state, request, uploaded=upload is not None, may_ignore_container=origin.may_ignore_container)
+    for name, given, rate in (
+        ("maxCost", valid.spec.max_cost, valid.machine.price_per_hour),
+        ("maxGpuHours", valid.spec.max_gpu_hours, valid.machine.gpus),
+    ):
+        if given is not None and not rate:
+            what = "no price" if name == "maxCost" else "no GPU"
+            raise SpecInvalid(
+                f"{valid.machine.name} has {what}: it never ends a job. Set timeLimit instead.", field=name
+            )
     if not request.wait_anyway:
         _check_fits(app_state, valid, request.nodes)
     workspace = store_workspace(app_state, upload, request.workspace_sha256)

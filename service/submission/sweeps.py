@@ -60,7 +60,8 @@ def create(
     """
     check_idempotency_key(origin.idempotency_key)
     fields = request.plan_fields() | ({} if request.command else {"parallel": 0})
-    plan = make_plan(**fields).to_json()
+    has_ceiling = bool(request.model_fields_set & {"max_cost", "max_gpu_hours"})
+    plan = make_plan(**fields, has_ceiling=has_ceiling).to_json()
     valid: ValidatedJob | None = None
     if request.command:
         _check_words(request.command, request.space)
@@ -186,9 +187,9 @@ class Round:
                 failures = self._end(session, trial, job, failures)
         if failures != self.sweep.failures:
             self.outcome["failures"] = failures
-        over = sweeps.over_budget(session, self.sweep.id, self.plan)
+        over = sweeps.over_ceiling(session, self.sweep)
         if over is not None and self.state == "running":
-            self._end_by_budget(over, session.scalars(select(now())).one())
+            self._end_by_ceiling(over, session.scalars(select(now())).one())
 
     def take_values(self, trial: SweepTrial, values: Sequence[NewValue], *, judged: bool) -> None:
         """Take new values of a trial; `judged`: it may be stopped for them."""
@@ -214,6 +215,8 @@ class Round:
         state, why = "cancelled", None
         if job.state is JobState.SUCCEEDED:
             state, why = self.end_state(trial, metrics.last_values(session, [job.id]).get(job.id, {}))
+        elif job.reason == "cost_limit":
+            state, why = "pruned", reason_message(job.reason, job.reason_detail)
         elif trial.reason is not None:
             state = "pruned"
         elif job.state is JobState.FAILED:
@@ -256,9 +259,9 @@ class Round:
             self.outcome["reason"] = f"No trial has logged {quoted(metric)} so far. Trial {trial.number}: {why}"
         return "failed", why
 
-    def _end_by_budget(self, over: str, at: datetime) -> None:
-        self.outcome |= {"state": "finished", "reason": f"The budget is spent: {over}."}
-        why = f"the budget is spent: {over}"
+    def _end_by_ceiling(self, over: str, at: datetime) -> None:
+        self.outcome |= {"state": "finished", "reason": f"The ceiling is spent: {over}."}
+        why = f"the ceiling is spent: {over}"
         for trial in self.trials:
             if trial.state == "waiting":
                 self.close(trial, ("cancelled", why), at, 0)

@@ -253,9 +253,10 @@ class Api(SubmissionApi):
     def comparison(self, comparison_id: str) -> dict[str, Any]:
         return self._transport.json("GET", comparison_path(comparison_id), needs="rows")
 
-    def repeat_comparison(self, comparison_id: str, costs: dict[str, float | None]) -> dict[str, Any]:
-        """Submit one more job on machine types of a comparison, each for so many dollars at the most."""
-        return self.create({"maxJobCosts": costs}, to=f"{comparison_path(comparison_id)}/repeats")
+    def repeat_comparison(self, comparison_id: str, machine_types: list[str], max_cost: float) -> dict[str, Any]:
+        """Submit one more job on machine types of a comparison, whose jobs may cost so many dollars."""
+        repeats = {"machineTypes": machine_types, "maxCost": max_cost}
+        return self.create(repeats, to=f"{comparison_path(comparison_id)}/repeats")
 
     def export_comparison(self, comparison_id: str) -> dict[str, Any]:
         return self._transport.json("GET", f"{comparison_path(comparison_id)}/export", needs="sha256")

@@ -41,8 +41,6 @@ _OPTIONS: dict[str, tuple[Any, str, str]] = {
     "stopAfter": (int, "N", "number of values of the metric after which a trial may first be stopped (default: 1)"),
     "trials": (int, "N", "number of trials (default for a grid: all combinations)"),
     "parallel": (int, "N", "maximum trials running at once (default: 4)"),
-    "maxHours": (float, "HOURS", "budget: total hours of all its jobs"),
-    "maxDollars": (float, "DOLLARS", "budget: total cost of all its jobs"),
     "seed": (int, "N", "the same seed tries the same values (default: 0)"),
 }
 _POLL_SECONDS = 2.0

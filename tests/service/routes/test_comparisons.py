@@ -4,11 +4,12 @@ import math
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import select
 from support.live_service import make_form, make_job_body, make_zip
 
 from core.comparison import comparisons, measurement
 from core.comparison.comparisons import NewComparison
-from core.db.models.jobs import Attempt
+from core.db.models.jobs import Attempt, Job
 from core.errors import StoreUnavailable
 from core.jobs import queries
 from core.jobs.tracking import metrics
@@ -191,28 +192,29 @@ def test_an_old_price_is_said_where_it_decides(client, train):
         assert ("older than six months" in said) is machines[name]["priceIsOld"]
 
 
-def test_a_repeat_is_a_clone_with_the_next_seed_and_a_time_limit_of_its_cost(client):
-    made = submit(client, maxJobCost=0.1, timeLimit=3600, maxAttempts=2).json()
-    path, costs = f"/comparisons/{made['id']}/repeats", {"maxJobCosts": {"V100": 0.05}}
+def test_a_repeat_is_a_clone_with_the_next_seed_below_the_same_ceiling(client, stores):
+    made = submit(client, maxCost=0.1, timeLimit=3600, maxAttempts=2).json()
+    path, repeats = f"/comparisons/{made['id']}/repeats", {"machineTypes": ["V100"], "maxCost": 0.5}
     first = client.get(f"/jobs/{made['rows'][1]['members'][0]['jobId']}").json()
-    price = made["rows"][1]["pricePerHour"]
-    assert first["timeLimit"] + first["stopGrace"] == int(0.1 / price * 3600 / 2)
+    assert first["maxCost"] == 0.1
     for _ in range(2):  # the second is a repeat of the request
-        found = client.post(path, json=costs, headers={"Idempotency-Key": "k"}).json()
+        found = client.post(path, json=repeats, headers={"Idempotency-Key": "k"}).json()
     assert [len(row["members"]) for row in found["rows"]] == [1, 2]
     again = client.get(f"/jobs/{found['rows'][1]['members'][1]['jobId']}").json()
     assert (again["machineType"], again["envVars"]["SEED"], again["command"]) == ("V100", "2", first["command"])
-    assert again["timeLimit"] + again["stopGrace"] <= 0.05 / price * 3600 / 2
+    assert again["maxCost"] == 0.5
+    with stores.database.read() as session:
+        assert set(session.scalars(select(Job.cost_set))) == {made["id"]}
     assert found["differences"] == []
-    assert error(client.post(path, json={"maxJobCosts": {"T4": 1}})) == (400, "maxJobCosts")
-    assert error(client.post(path, json={"maxJobCosts": {"V100": 1e-9}})) == (400, "maxJobCost")
-    assert client.post("/comparisons/cnosuch0000000/repeats", json=costs).status_code == 404
+    assert error(client.post(path, json={"machineTypes": ["T4"]})) == (400, "machineTypes")
+    assert error(client.post(path, json={"maxJobCosts": {"V100": 1}}))[0] == 422
+    assert client.post("/comparisons/cnosuch0000000/repeats", json=repeats).status_code == 404
 
 
 def test_the_log_names_each_job_as_it_does_those_submitted_alone(client, caplog):
     caplog.set_level("INFO")
     made = submit(client).json()
-    client.post(f"/comparisons/{made['id']}/repeats", json={"maxJobCosts": {"CPU": None}}).raise_for_status()
+    client.post(f"/comparisons/{made['id']}/repeats", json={"machineTypes": ["CPU"]}).raise_for_status()
     logged = {record.job_id for record in caplog.records if record.message == "job_submitted"}
     assert logged == {job["id"] for job in client.get("/jobs").json()["jobs"]}
     assert len(logged) == 3
@@ -222,7 +224,7 @@ def test_repeats_of_a_serial_comparison_wait_for_each_other(client, worker):
     worker.register()
     made = submit(client, serial=True).json()
     last = made["rows"][1]["members"][0]["jobId"]
-    found = client.post(f"/comparisons/{made['id']}/repeats", json={"maxJobCosts": {"CPU": None, "V100": None}}).json()
+    found = client.post(f"/comparisons/{made['id']}/repeats", json={"machineTypes": ["CPU", "V100"]}).json()
     cpu, v100 = (client.get(f"/jobs/{row['members'][1]['jobId']}").json() for row in found["rows"])
     assert cpu["message"].endswith(f"{last} has ended.")
     assert v100["message"].endswith(f"{cpu['id']} has ended.")

@@ -100,7 +100,7 @@ def test_no_schedule_reads_all_jobs(client, database, stores, policy):
 
 def test_no_sweep_reads_all_jobs(client, database, stores):
     with record_statements(database) as statements:
-        body = make_job_body(space={"a": "1..9"}, metric="m:min", stop="asha", maxHours=1)
+        body = make_job_body(space={"a": "1..9"}, metric="m:min", stop="asha", maxCost=1)
         made = client.post("/sweeps", json=body).json()
         assert client.get("/sweeps").json()["sweeps"][0]["counts"] == {"running": 4}
         advance(stores, made["id"])

@@ -8,7 +8,7 @@ from sqlalchemy import insert, update
 from support.live_service import make_form, make_job_body, make_zip, wait_until
 
 from core.db.database import now
-from core.db.models.jobs import Job
+from core.db.models.jobs import Attempt, Job
 from core.db.models.sweeps import SweepTrial
 from core.jobs import lifecycle, queries
 from core.jobs.cloud_resources import CloudResource
@@ -103,7 +103,8 @@ def test_the_same_seed_tries_the_same(stores, worker, log, sweep, show):
         ({"parallel": 0}, 422, "parallel"),
         ({"stop": "never"}, 422, "stop"),
         ({"method": "magic"}, 422, "method"),
-        ({"maxHours": 0}, 422, "maxHours"),
+        ({"maxGpuHours": 0}, 400, "maxGpuHours"),
+        ({"maxDollars": 1}, 422, "maxDollars"),
         ({"array": "0-2"}, 400, "array"),
         ({"space": {"p": "hi --lr=9"}, "trials": 1, "command": "x $GRADIENT_ARRAY_VALUE"}, 400, "space.p"),
         ({"after": ["j123"]}, 400, "after"),
@@ -229,7 +230,7 @@ def test_failures_in_a_row_pause_the_sweep_which_runs_them_again(client, worker,
 
 def test_what_cannot_be_resumed_says_why(client, stores, worker, log, sweep, settle):
     worker.register()
-    made, spent = sweep(trials=1), sweep(maxDollars=0.1, trials=4)
+    made, spent = sweep(trials=1), sweep(maxCost=0.1, trials=4)
 
     def resume(one):
         refused = client.post(f"/sweeps/{one['id']}/resume")
@@ -243,10 +244,9 @@ def test_what_cannot_be_resumed_says_why(client, stores, worker, log, sweep, set
     settle(made, lambda found: found["state"] == "finished")
     assert "has ended, and none of its trials failed or was cancelled" in resume(made)
     job = worker.start()
-    with stores.database.write() as session:
-        session.execute(update(Job).where(Job.id == job.id).values(started_at=now(-7200), ended_at=now()))
+    run_for_two_hours(stores, job)
     settle(spent, lambda found: found["state"] == "finished")
-    assert "The budget of sweep" in resume(spent)
+    assert "The ceiling of sweep" in resume(spent)
 
 
 def test_paused_resumed_stopped_and_deleted(client, stores, worker, sweep, show, bob):
@@ -272,24 +272,30 @@ def test_paused_resumed_stopped_and_deleted(client, stores, worker, sweep, show,
     assert client.get(f"/jobs/{running.id}").json()["arrayId"] == made["id"]
 
 
+def run_for_two_hours(stores, job):
+    times = {"started_at": now(-7200), "ended_at": now()}
+    with stores.database.write() as session:
+        session.execute(update(Job).where(Job.id == job.id).values(times))
+        session.execute(update(Attempt).where(Attempt.job_id == job.id).values(times))
+
+
 @pytest.mark.parametrize(
-    ("budget", "said"),
+    ("ceiling", "said"),
     [
-        ({"maxHours": 1}, "its trials have run for 2 hours, and the limit is 1"),
-        ({"maxDollars": 0.5}, "its trials have cost $0.946, and the limit is $0.5"),
+        ({"maxCost": 0.5}, "its trials have cost $0.946, and maxCost is $0.5"),
+        ({"maxGpuHours": 1, "machineType": "V100"}, "its trials have taken 2 GPU hours, and maxGpuHours is 1"),
     ],
 )
-def test_a_budget_ends_the_sweep_and_stops_its_trials(client, stores, worker, sweep, show, budget, said):
+def test_a_ceiling_ends_the_sweep_and_stops_its_trials(client, stores, worker, sweep, show, ceiling, said):
     worker.register()
-    made = sweep(trials=None, **budget)
+    made = sweep(trials=None, **ceiling)
     job = worker.start()
     assert not advance(stores, made["id"])
-    with stores.database.write() as session:
-        session.execute(update(Job).where(Job.id == job.id).values(started_at=now(-7200), ended_at=now()))
+    run_for_two_hours(stores, job)
     wait_until(lambda: not advance(stores, made["id"]) and show(made)["state"] == "finished")
     ended = show(made)
-    assert ended["reason"] == f"The budget is spent: {said}."
-    assert [trial["reason"] for trial in ended["trials"]] == [f"the budget is spent: {said}"] * 2
+    assert ended["reason"] == f"The ceiling is spent: {said}."
+    assert [trial["reason"] for trial in ended["trials"]] == [f"the ceiling is spent: {said}"] * 2
     assert client.get(f"/jobs/{ended['trials'][1]['jobId']}").json()["reason"] == "stopped_by_sweep", "it waited"
     assert worker.get(job.id).stop_requested_at is not None
 

@@ -10,7 +10,7 @@ from gradient_cli.api.client import Api
 from gradient_cli.api.paths import COMPARISONS
 from gradient_cli.arguments import connect, current_folder, resolve_job_id
 from gradient_cli.commands.compare.hyperparameter_carry_over import add_carry_options, carry
-from gradient_cli.commands.compare.race import add_budget, check_budget, race
+from gradient_cli.commands.compare.race import race
 from gradient_cli.commands.jobs import create as jobs
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
 from gradient_cli.formatting import format_count, print_json
@@ -33,9 +33,8 @@ def add_create(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--race",
         action="store_true",
-        help="wait and repeat only machine types that could be the cheapest, until one is left or --budget is spent",
+        help="wait and repeat only machine types that could be the cheapest, until one is left or --maxCost is spent",
     )
-    add_budget(parser, required=False)
     _add_judgement(parser)
     add_carry_options(parser, may_apply=False)
     jobs.add_large_workspace(parser)
@@ -75,22 +74,21 @@ def create(args: argparse.Namespace) -> int:
             "machineType: required", hint="Give --machineType NAME,NAME; `gradient-cli machine-types` lists them."
         )
     spec = {**job, "repeats": args.repeats, "serial": not args.parallel, **_judgement(args)}
-    if args.race != (args.budget is not None):
-        raise UsageError("--race and --budget: each requires the other", hint="For example --race --budget 5.00.")
+    ceiling = job.get("maxCost")
     if args.race:
-        check_budget(args.budget)
-        names = [name for name in job["machineType"].split(",") if name.strip()]
+        if ceiling is None:
+            raise UsageError("--race: requires --maxCost", hint="For example --race --maxCost 5.00.")
         # Two repeats decide at the soonest: the first may take half.
-        spec["maxJobCost"] = args.budget / max(2, args.repeats) / len(names)
+        spec["maxCost"] = ceiling * args.repeats / max(2, args.repeats)
     try:
         api = connect(args)
         carry(args, api, job["machineType"], job["command"])
         made = _create(args, api, spec, job, workspace, include)
-        if not args.race:
+        if not args.race or ceiling is None:
             return _report(args, api, made)
         _remember(api, made)
         print(made["id"], file=sys.stderr if args.json else sys.stdout)
-        return race(api, made["id"], args.budget, as_json=args.json)
+        return race(api, made["id"], ceiling, as_json=args.json)
     except KeyboardInterrupt:
         terminal.print_message("\ninterrupted; `gradient-cli compare list` shows whether the comparison was created")
         return INTERRUPTED

@@ -1,4 +1,4 @@
-"""`compare race`: repeats the jobs of a comparison until the cheapest machine type is known, within a budget."""
+"""`compare race`: repeats the jobs of a comparison until the cheapest machine type is known, below a ceiling."""
 
 from __future__ import annotations
 
@@ -20,54 +20,40 @@ _UNENDED = frozenset({"Pending", "Running", "Kept"})
 
 def add_race(parser: argparse.ArgumentParser) -> None:
     add_id(parser)
-    add_budget(parser, required=True)
+    help_text = "ceiling of the cost of all jobs of the race"
+    add_option(parser, "--maxCost", metavar="DOLLARS", type=float, required=True, help=help_text)
     add_common(parser, run)
 
 
-def add_budget(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    add_option(
-        parser,
-        "--budget",
-        metavar="DOLLARS",
-        type=float,
-        required=required,
-        help="maximum total list price of all jobs of the race, enforced by their time limits",
-    )
-
-
 def run(args: argparse.Namespace) -> int:
-    check_budget(args.budget)
+    if not 0 < args.maxCost < float("inf"):
+        raise UsageError(f"--maxCost {args.maxCost:g}: must be a number of dollars above 0")
     api = connect(args)
-    return race(api, resolve_id(args.id, api), args.budget, as_json=args.json)
+    return race(api, resolve_id(args.id, api), args.maxCost, as_json=args.json)
 
 
-def check_budget(budget: float) -> None:
-    if not 0 < budget < float("inf"):
-        raise UsageError(f"--budget {budget:g}: must be a number of dollars above 0")
-
-
-def race(api: Api, comparison_id: str, budget: float, *, as_json: bool) -> int:
-    """Repeat the machine types that may still be the best, until one is left or the budget allows no repeat."""
+def race(api: Api, comparison_id: str, ceiling: float, *, as_json: bool) -> int:
+    """Repeat the machine types that may still be the best, until one is left or the ceiling allows no repeat."""
     try:
         while True:
             comparison = wait(api, comparison_id, lambda seen: _stop_losers(api, seen))
-            costs, why = plan_repeats(comparison, budget)
+            names, why = plan_repeats(comparison, ceiling)
             if why:
                 break
             terminal.print_message(
-                f"repeat on {terminal.sanitize(', '.join(costs))}, ${budget - spent(comparison):.4g} left"
+                f"repeat on {terminal.sanitize(', '.join(names))}, ${ceiling - spent(comparison):.4g} left"
             )
-            api.repeat_comparison(comparison_id, costs)
+            api.repeat_comparison(comparison_id, names, ceiling)
     except KeyboardInterrupt:
         terminal.print_message(
-            f"\ninterrupted; running jobs continue, and `gradient-cli compare race {comparison_id} --budget "
-            f"{budget:g}` continues"
+            f"\ninterrupted; running jobs continue, and `gradient-cli compare race {comparison_id} --maxCost "
+            f"{ceiling:g}` continues"
         )
         return INTERRUPTED
     if as_json:
         return print_json(comparison)
     print_comparison(comparison, explain=True)
-    terminal.print_message(f"The race ended after {format_money(spent(comparison))} of ${budget:g}: {why}")
+    terminal.print_message(f"The race ended after {format_money(spent(comparison))} of ${ceiling:g}: {why}")
     return OK
 
 
@@ -78,26 +64,25 @@ def spent(comparison: Mapping[str, Any]) -> float:
     )
 
 
-def plan_repeats(comparison: Mapping[str, Any], budget: float) -> tuple[dict[str, float | None], str | None]:
-    """Return what the next repeat may cost on each machine type, or why there is none."""
+def plan_repeats(comparison: Mapping[str, Any], ceiling: float) -> tuple[list[str], str | None]:
+    """Return the machine types of the next repeat, or why there is none."""
     decision = comparison["decision"]
     if decision is None:
-        return {}, "fewer than two machine types have figures to compare."
+        return [], "fewer than two machine types have figures to compare."
     if len(decision["contenders"]) == 1:
-        return {}, "decided."
+        return [], "decided."
     if decision["moreRepeats"] is None:
-        return {}, "the rest show no measurable difference."
+        return [], "the rest show no measurable difference."
     rows = [
         row
         for row in comparison["rows"]
         if row["machineType"] in decision["contenders"] and row["simulated"] == decision["simulated"]
     ]
     wanted = {row["machineType"]: _repeat_cost(row) for row in rows}
-    left, needed = budget - spent(comparison), sum(wanted.values())
-    if needed > left:
-        return {}, f"another repeat would cost up to {format_money(needed)}."
-    share = left / needed if needed else 1.0
-    return {name: cost * share if cost else None for name, cost in wanted.items()}, None
+    needed = sum(wanted.values())
+    if needed > ceiling - spent(comparison):
+        return [], f"another repeat would cost up to {format_money(needed)}."
+    return list(wanted), None
 
 
 def _repeat_cost(row: Mapping[str, Any]) -> float:

@@ -28,8 +28,6 @@ class Plan:
     seed: int
     trials: int  # most trials
     parallel: int  # most trials that run as jobs at once; 0: programs of one's own ask for all of them
-    max_hours: float | None  # of all jobs together
-    max_dollars: float | None
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
@@ -57,8 +55,7 @@ def make_plan(  # noqa: PLR0913 - the fields of a request
     seed: int,
     trials: int | None,
     parallel: int,
-    max_hours: float | None,
-    max_dollars: float | None,
+    has_ceiling: bool,
 ) -> Plan:
     """Check the plan of a new sweep."""
     parsed = parse_space(space)
@@ -69,9 +66,9 @@ def make_plan(  # noqa: PLR0913 - the fields of a request
             f"{what} by a metric. Give metric, such as val_loss:min, or use method random or grid without stop.",
             field="metric",
         )
-    if trials is None and method != "grid" and max_hours is None and max_dollars is None:
+    if trials is None and method != "grid" and not has_ceiling:
         raise SpecInvalid(
-            "Nothing ends this sweep. Give the number of trials, or a budget with maxHours or maxDollars.",
+            "Nothing ends this sweep. Give the number of trials, or a ceiling with maxCost or maxGpuHours.",
             field="trials",
         )
     return Plan(
@@ -84,8 +81,6 @@ def make_plan(  # noqa: PLR0913 - the fields of a request
         seed=seed,
         trials=_most_trials(parsed, method, trials),
         parallel=parallel,
-        max_hours=max_hours,
-        max_dollars=max_dollars,
     )
 
 

@@ -94,15 +94,17 @@ def spent(session: Session, sweep_id: str) -> Spent:
     return Spent((seconds or 0.0) / 3600 + hours, dollars or 0.0, hours_of_gpus or 0.0)
 
 
-def over_budget(session: Session, sweep_id: str, plan: Plan) -> str | None:
-    """Return how the budget of a sweep is spent; None: it is not, or there is none."""
-    if plan.max_hours is None and plan.max_dollars is None:
+def over_ceiling(session: Session, sweep: Sweep) -> str | None:
+    """Return how the ceiling of a sweep is spent; None: it is not, or there is none."""
+    if sweep.spec.max_cost is None and sweep.spec.max_gpu_hours is None:
         return None
-    hours, dollars, _ = spent(session, sweep_id)
-    if plan.max_dollars is not None and dollars >= plan.max_dollars:
-        return f"its trials have cost ${dollars:.4g}, and the limit is ${plan.max_dollars:g}"
-    if plan.max_hours is not None and hours >= plan.max_hours:
-        return f"its trials have run for {hours:.3g} hours, and the limit is {plan.max_hours:g}"
+    stopped = select(Job.id).where(Job.array_id == sweep.id, Job.reason == "cost_limit", Job.finished_at.is_not(None))
+    ended = session.scalar(stopped.limit(1)) is not None
+    totals, given = spent(session, sweep.id), sweep.spec
+    if given.max_cost is not None and (ended or totals.dollars >= given.max_cost):
+        return f"its trials have cost ${totals.dollars:.4g}, and maxCost is ${given.max_cost:g}"
+    if given.max_gpu_hours is not None and (ended or totals.gpu_hours >= given.max_gpu_hours):
+        return f"its trials have taken {totals.gpu_hours:.3g} GPU hours, and maxGpuHours is {given.max_gpu_hours:g}"
     return None
 
 
@@ -130,8 +132,8 @@ def resume(session: Session, sweep_id: str) -> Sweep:
     """Let a sweep go on; its trials that failed or were cancelled wait to run again."""
     sweep = get(session, sweep_id, lock=True)
     again = [trial for trial in trials(session, sweep_id) if trial.state in {"failed", "cancelled"}]
-    if over := over_budget(session, sweep_id, Plan.from_json(sweep.plan)):
-        raise SpecInvalid(f"The budget of sweep {sweep_id} is spent: {over}. Create another sweep.", field="sweepId")
+    if over := over_ceiling(session, sweep):
+        raise SpecInvalid(f"The ceiling of sweep {sweep_id} is spent: {over}. Create another sweep.", field="sweepId")
     if sweep.state in {"running", "finished"} and not again:
         what = "has ended" if sweep.state == "finished" else "is running"
         raise SpecInvalid(

@@ -22,8 +22,7 @@ DEFAULTS = {
     "seed": 0,
     "trials": 20,
     "parallel": 4,
-    "max_hours": None,
-    "max_dollars": None,
+    "has_ceiling": False,
 }
 
 
@@ -124,7 +123,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused(fields, field, said):
 )
 def test_a_small_space_is_tried_whole_beside_trials_that_run(method, space):
     size = count_combinations(parse_space(space))
-    plan = plan_of(method=method, space=space, trials=None, max_hours=1.0)
+    plan = plan_of(method=method, space=space, trials=None, has_ceiling=True)
     assert plan.trials == size
     trials = []
     while len(trials) < size:  # three at once, which have no values when the next are chosen

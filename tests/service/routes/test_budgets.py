@@ -1,0 +1,74 @@
+"""Budgets by HTTP: set, shown, waited for, refused, and summed."""
+
+import pytest
+from support.live_service import make_job_body
+
+
+@pytest.fixture
+def project(client):
+    """A function that sets the budgets of a project."""
+    project_id = client.post("/projects", json={"name": "vision"}).json()["id"]
+
+    def update(*texts):
+        return client.patch(f"/projects/{project_id}", json={"budgets": list(texts)})
+
+    return update
+
+
+def submit(client, **fields):
+    return client.post("/jobs", json=make_job_body(project="vision", machineType="V100", **fields))
+
+
+def test_a_job_reserves_its_most_and_the_next_one_waits(client, worker, project):
+    worker.register()
+    assert [state["left"] for state in project("5/day").json()["budgets"]] == [5]
+    first = submit(client, timeLimit=3600).json()
+    second = submit(client, timeLimit=7200).json()
+    job = worker.start()
+    assert job.id == first["id"]
+    [state] = client.get(f"/projects/{first['projectId']}").json()["budgets"]
+    price = first["pricePerHour"]
+    assert state["reserved"] == pytest.approx(price, abs=0.01)
+    assert state["left"] == pytest.approx(5 - price, abs=0.01)
+    waiting = client.get(f"/jobs/{second['id']}").json()
+    assert waiting["reason"] == "budget"
+    assert "the daily budget of project vision, $5.00" in waiting["message"]
+    assert "when running jobs end or at" in waiting["message"]
+    worker.end(job)
+    assert worker.start().id == second["id"]
+
+
+def test_without_a_limit_the_rest_of_the_budget_is_the_deadline(client, worker, project):
+    worker.register()
+    project("1/total")
+    first = submit(client).json()
+    job = worker.start()
+    assert job.run_seconds == pytest.approx(3600 / first["pricePerHour"], abs=5)
+    assert "the total budget of project vision, $1.00" in job.run_limit
+
+
+@pytest.mark.parametrize("budget", ["2/day", "2/total"])
+def test_a_job_that_never_fits_is_refused(client, project, budget):
+    project(budget)
+    refused = submit(client, timeLimit=360_000)
+    assert refused.status_code == 402
+    message = refused.json()["error"]["message"]
+    assert "has $2.00 left" in message
+    assert ("it resets at" in message) is budget.endswith("day")
+    assert client.get("/jobs").json()["jobs"] == []
+
+
+@pytest.mark.parametrize("text", ["5", "5/week", "0/day", "-1/day", "5eur/day", "nan/day"])
+def test_what_is_no_budget_is_refused(project, text):
+    refused = project(text)
+    assert (refused.status_code, refused.json()["error"]["field"]) == (400, "budgets")
+
+
+def test_keys_have_budgets_and_ceilings_need_a_price(client):
+    key = client.post("/keys", json={"name": "ci", "budgets": ["3/month", "8gpu_hours/day"]}).json()
+    assert [(state["amount"], state["unit"], state["period"]) for state in key["budgets"]] == [
+        (3, "usd", "month"),
+        (8, "gpu_hours", "day"),
+    ]
+    refused = client.post("/jobs", json=make_job_body(machineType="CPU", maxGpuHours=1))
+    assert (refused.status_code, refused.json()["error"]["field"]) == (400, "maxGpuHours")
