@@ -23,7 +23,7 @@ def test_a_job_reserves_its_most_and_the_next_one_waits(client, worker, project)
     worker.register()
     assert [state["left"] for state in project("5/day").json()["budgets"]] == [5]
     first = submit(client, timeLimit=3600).json()
-    second = submit(client, timeLimit=7200).json()
+    second = submit(client, timeLimit=5400).json()
     job = worker.start()
     assert job.id == first["id"]
     [state] = client.get(f"/projects/{first['projectId']}").json()["budgets"]
