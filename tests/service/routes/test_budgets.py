@@ -64,7 +64,8 @@ def test_what_is_no_budget_is_refused(project, text):
     assert (refused.status_code, refused.json()["error"]["field"]) == (400, "budgets")
 
 
-def test_keys_have_budgets_and_ceilings_need_a_price(client):
+def test_keys_have_budgets_and_ceilings_need_a_price(client, settings, api_key):
+    settings.sign_in.administrators.append(api_key.split("_")[1])
     key = client.post("/keys", json={"name": "ci", "budgets": ["3/month", "8gpu_hours/day"]}).json()
     assert [(state["amount"], state["unit"], state["period"]) for state in key["budgets"]] == [
         (3, "usd", "month"),
