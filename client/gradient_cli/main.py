@@ -130,6 +130,7 @@ COMMANDS = {
         "machines.tpus:add_list",
         "list billed or requested TPUs: state, health, job, cost so far",
     ),
+    "costs": ("costs:add_show", "show what jobs have cost, by project, user, key, machine type or day"),
     "completion": ("completion:add_completion", "print the completion script of bash, zsh or fish"),
     "login": ("account.login:add_login", "save the address of a server and an API key for it"),
     "whoami": ("account.keys:add_whoami", "show which server and API key is used, and what the key may do"),

@@ -5,7 +5,7 @@ from service.dashboard.error_pages import ErrorPageMiddleware
 from service.dashboard.forms import job_form_pages, notification_page, project_page, settings_pages
 from service.dashboard.host_name import DashboardHost
 from service.dashboard.job import details, log_page, overview
-from service.dashboard.lists import job_list, machines, now_page, schedule_pages, sweep_pages
+from service.dashboard.lists import costs_page, job_list, machines, now_page, schedule_pages, sweep_pages
 from service.dashboard.login import wrong_key_backoff
 from service.dashboard.outputs import artifact_pages, metric_page, tensorboard_page
 from service.http.middleware import Application
@@ -14,6 +14,7 @@ __all__ = ["PAGE_MODULES", "mount"]
 
 _LISTS = (
     now_page,
+    costs_page,
     job_list,
     machines,
     project_page,

@@ -313,6 +313,9 @@ class Api(SubmissionApi):
     def tpus(self) -> dict[str, Any]:
         return self._transport.json("GET", "/tpus", needs="tpus")
 
+    def costs(self, by: str, days: int) -> dict[str, Any]:
+        return self._transport.json("GET", "/costs", query={"by": by, "days": days}, needs="rows")
+
     def projects(self) -> dict[str, Any]:
         return self._transport.json("GET", "/projects", needs="projects")
 

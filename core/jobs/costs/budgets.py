@@ -58,7 +58,7 @@ def put(session: Session, kind: str, subject: str, name: str, texts: Sequence[st
 
 def states(session: Session, kind: str, subjects: Iterable[str]) -> dict[str, list[BudgetState]]:
     """Return the budgets of subjects of one kind, by id; those that have none are left out."""
-    found: dict[str, list[BudgetState]] = {}
+    states_by_subject: dict[str, list[BudgetState]] = {}
     at = session.scalars(select(now())).one()
     of_subjects = Budget.kind == kind, Budget.subject.in_(list(subjects))
     for row in session.scalars(select(Budget).where(*of_subjects).order_by(Budget.unit.desc(), Budget.period)):
@@ -67,8 +67,8 @@ def states(session: Session, kind: str, subjects: Iterable[str]) -> dict[str, li
         left = max(0.0, row.amount - spent - reserved)
         resets_at = limits.resets_at(row.period, fund.since)
         state = BudgetState(row.amount, row.unit, row.period, spent, reserved, left, resets_at)
-        found.setdefault(row.subject, []).append(state)
-    return found
+        states_by_subject.setdefault(row.subject, []).append(state)
+    return states_by_subject
 
 
 def check(session: Session, job: Job, count: int) -> None:

@@ -73,3 +73,21 @@ def test_keys_have_budgets_and_ceilings_need_a_price(client, settings, api_key):
     ]
     refused = client.post("/jobs", json=make_job_body(machineType="CPU", maxGpuHours=1))
     assert (refused.status_code, refused.json()["error"]["field"]) == (400, "maxGpuHours")
+
+
+@pytest.mark.parametrize("by", ["project", "user", "key", "machine", "day"])
+def test_costs_count_deleted_jobs_and_agree_in_every_form(client, worker, by):
+    worker.register()
+    names = {"project": "vision", "user": "keys without a user", "key": "tests", "machine": "V100"}
+    job_id = submit(client).json()["id"]
+    worker.end(worker.start())
+    cost = client.get(f"/jobs/{job_id}").json()["cost"]
+    assert client.delete(f"/jobs/{job_id}").status_code == 204
+    rows = client.get("/costs", params={"by": by, "days": 3}).json()["rows"]
+    assert len(rows) == (3 if by == "day" else 1)
+    assert rows[-1]["cost"] == pytest.approx(cost, abs=1e-4)
+    assert (rows[-1]["jobs"], rows[-1]["name"]) == (1, names.get(by, rows[-1]["name"]))
+    lines = client.get("/costs/csv", params={"by": by, "days": 3}).text.splitlines()
+    assert lines[0] == f"{by},usd,gpu_hours,jobs"
+    assert [line.split(",")[0] for line in lines[1:]] == [row["name"] for row in rows]
+    assert all(row["name"] in client.get("/ui/costs", params={"by": by, "days": 3}).text for row in rows)

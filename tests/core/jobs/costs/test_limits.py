@@ -144,7 +144,7 @@ class Simulation:
             action(*arguments)
 
     def spent(self, of, rate, begin=float("-inf"), end=float("inf")):
-        """What these jobs have taken in a time, and what their stops may have taken beyond their deadlines."""
+        """Return the amount that jobs took in a time, and how much of it grace periods may have taken."""
         amount = grace = 0.0
         for job, began, ended in self.runs:
             if of(job):

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+
+from gradient_cli.arguments import connect
+from gradient_cli.errors import OK, UsageError
+from gradient_cli.formatting import format_money, print_json, print_table
+from gradient_cli.options import add_common
+
+
+def add_show(parser: argparse.ArgumentParser) -> None:
+    choices = ("project", "user", "key", "machine", "day")
+    parser.add_argument("--by", choices=choices, default="project", help="what to sum by (default: project)")
+    parser.add_argument("--days", metavar="N", type=int, default=30, help="days, today included (default: 30)")
+    parser.add_argument("--csv", action="store_true", help="print CSV")
+    add_common(parser, show)
+
+
+def show(args: argparse.Namespace) -> int:
+    if args.csv and args.json:
+        raise UsageError("csv and json: cannot be combined", hint="Give one of them.")
+    api = connect(args)
+    costs = api.costs(args.by, args.days)
+    if args.csv:
+        lines = csv.writer(sys.stdout, lineterminator="\n")
+        lines.writerow([args.by, "usd", "gpu_hours", "jobs"])
+        lines.writerows([row[name] for name in ("name", "cost", "gpuHours", "jobs")] for row in costs["rows"])
+        return OK
+    if args.json:
+        return print_json(costs)
+    rows = [
+        [row["name"], format_money(row["cost"]), f"{row['gpuHours']:,.2f}", f"{row['jobs']:,}"] for row in costs["rows"]
+    ]
+    print_table((args.by.upper(), "COST", "GPU HOURS", "JOBS"), rows)
+    return OK

@@ -1,0 +1,63 @@
+"""Costs of the last days by project, user, key, machine type or day; deleted jobs count."""
+
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple
+
+from sqlalchemy import func, literal, or_, select
+from sqlalchemy.orm import Session
+
+from core.db.database import UtcDateTime, now
+from core.db.models.credentials import ApiKey, User
+from core.db.models.jobs import IS_ATTEMPTED, Job, Project
+from core.jobs.costs import amounts
+
+By = Literal["project", "user", "key", "machine", "day"]
+MAX_DAYS = 366
+_NO_USER = "keys without a user"
+
+
+class CostRow(NamedTuple):
+    name: str
+    cost: float  # US dollars
+    gpu_hours: float
+    jobs: int  # that ran in this time
+
+
+def report(session: Session, by: By, days: int) -> list[CostRow]:
+    """Return the costs since a midnight, of today and the days before it; the dearest first, or the days in order."""
+    midnight = session.scalars(select(now())).one().replace(hour=0, minute=0, second=0, microsecond=0)
+    if by != "day":
+        return _grouped(session, by, midnight - timedelta(days=days - 1))
+    rows, later = list[CostRow](), CostRow("", 0.0, 0.0, 0)
+    for before in range(days):  # a sum since a day, without that since the next day
+        day = midnight - timedelta(days=before)
+        [total] = _sums(session, "", day) or [later]
+        rows.append(CostRow(f"{day:%Y-%m-%d}", total.cost - later.cost, total.gpu_hours - later.gpu_hours, total.jobs))
+        later = total
+    return rows[::-1]
+
+
+def _grouped(session: Session, by: By, since: datetime) -> list[CostRow]:
+    names: dict[str, Any] = {
+        "project": select(Project.name).where(Project.id == Job.project_id).scalar_subquery(),
+        "user": func.coalesce(select(User.email).where(User.id == Job.user_id).scalar_subquery(), _NO_USER),
+        "key": func.coalesce(
+            select(ApiKey.name).where(ApiKey.id == Job.submitted_by).scalar_subquery(), Job.submitted_by
+        ),
+        "machine": Job.machine_type,
+    }
+    return sorted(_sums(session, names[by], since), key=lambda row: (-row.cost, -row.gpu_hours, row.name))
+
+
+def _sums(session: Session, name: Any, since: datetime) -> list[CostRow]:  # noqa: ANN401 - an expression
+    dialect, start = session.get_bind().dialect.name, literal(since, UtcDateTime())
+    named = literal("") if isinstance(name, str) else name
+    costs = select(
+        named.label("name"),
+        amounts.cost(dialect, since=start).label("cost"),
+        amounts.gpu_hours(dialect, since=start).label("gpu_hours"),
+    ).where(Job.attempt > 0, or_(Job.finished_at >= since, IS_ATTEMPTED))
+    jobs = costs.subquery()
+    sums = func.sum(jobs.c.cost), func.sum(jobs.c.gpu_hours), func.count()
+    query = select(jobs.c.name, *sums).group_by(jobs.c.name)
+    return [CostRow(text.lstrip("\x7f"), *values) for text, *values in session.execute(query)]

@@ -1,0 +1,20 @@
+from fastapi import Depends
+from fastapi.responses import Response
+
+from core.jobs.costs.report import report
+from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
+from service.dashboard.rendering import render_page
+from service.deps import ReadSession
+from service.http.routing import Router
+from service.routes.costs import ByParameter, DaysParameter
+
+router = Router(dependencies=[Depends(require_key_or_session)])
+
+
+@router.get("/ui/costs", dependencies=[SearchSlot])
+def show_page(
+    session: ReadSession, caller: PageCaller, by: ByParameter = "project", days: DaysParameter = 30
+) -> Response:
+    rows = report(session, by, days)
+    most = max((row.cost for row in rows), default=0.0) or max((row.gpu_hours for row in rows), default=0.0)
+    return render_page("costs.html", caller=caller, by=by, days=days, rows=rows, most=most or 1.0)

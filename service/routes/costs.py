@@ -1,0 +1,39 @@
+import csv
+import io
+from typing import Annotated
+
+from fastapi import Query
+from fastapi.responses import Response
+
+from core.jobs.costs.report import MAX_DAYS, By, report
+from service.auth.authentication import SearchSlot
+from service.deps import ReadSession
+from service.http.routing import api_router
+from service.schemas.costs import CostRowView, Costs
+
+router = api_router(prefix="/costs", tags=["costs"])
+
+ByParameter = Annotated[By, Query(description="what to sum by; days are of UTC")]
+DaysParameter = Annotated[int, Query(ge=1, le=MAX_DAYS, description="number of days, today included")]
+
+
+@router.get("", dependencies=[SearchSlot])
+def show_costs(session: ReadSession, by: ByParameter = "project", days: DaysParameter = 30) -> Costs:
+    """Sum what the jobs of the last days have cost."""
+    return Costs(by=by, days=days, rows=[CostRowView.of(row) for row in report(session, by, days)])
+
+
+@router.get("/csv", dependencies=[SearchSlot], response_class=Response)
+def show_costs_as_csv(session: ReadSession, by: ByParameter = "project", days: DaysParameter = 30) -> Response:
+    """Return the same as CSV."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow([by, "usd", "gpu_hours", "jobs"])
+    for row in report(session, by, days):
+        rows.writerow([_plain(row.name), round(row.cost, 6), round(row.gpu_hours, 6), row.jobs])
+    return Response(text.getvalue(), media_type="text/csv")
+
+
+def _plain(name: str) -> str:
+    """Return a name that no spreadsheet takes for a formula."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@")) else name
