@@ -78,6 +78,7 @@ def validate_spec(
 ) -> ValidatedJob:
     """Refuse a job that cannot be run here, and separate the login of its git address."""
     spec, git_login = _split_git_login(spec)
+    _check_priority(app_state, spec)
     _check_backend_supports(app_state, spec, machine)
     image, notes = choose_image(app_state, spec, machine, uploaded=uploaded, may_ignore_container=may_ignore_container)
     simulated = app_state.backend_for(machine) != machine.backend and machine.kind != "cpu"
@@ -97,14 +98,17 @@ def _split_git_login(spec: JobSpec) -> tuple[JobSpec, str | None]:
     return (spec, None) if login is None else (replace(spec, workspace=workspace), login)
 
 
-def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: MachineType) -> None:
-    """Refuse a priority over the limit, and options that the machine would ignore."""
+def _check_priority(app_state: AppState, spec: JobSpec) -> None:
     highest = app_state.settings.limits.priority
     if spec.priority > highest:
         raise SpecInvalid(
             f"{spec.priority} is above {highest}, the highest priority here (GRADIENT_LIMITS__PRIORITY).",
             field="priority",
         )
+
+
+def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: MachineType) -> None:
+    """Refuse options that the machine would ignore."""
     backend = app_state.backend_for(machine)
     _check_capacity(app_state, spec, machine)
     if spec.keep_on_fail and not capabilities_of(backend).keeps:
