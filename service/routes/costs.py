@@ -1,20 +1,15 @@
 import csv
 import io
-from typing import Annotated
 
-from fastapi import Query
 from fastapi.responses import Response
 
-from core.jobs.costs.report import MAX_DAYS, By, report
+from core.jobs.costs.report import report
 from service.auth.authentication import SearchSlot
 from service.deps import ReadSession
 from service.http.routing import api_router
-from service.schemas.costs import CostRowView, Costs
+from service.schemas.costs import ByParameter, CostRowView, Costs, DaysParameter
 
 router = api_router(prefix="/costs", tags=["costs"])
-
-ByParameter = Annotated[By, Query(description="what to sum by; days are of UTC")]
-DaysParameter = Annotated[int, Query(ge=1, le=MAX_DAYS, description="number of days, today included")]
 
 
 @router.get("", dependencies=[SearchSlot])

@@ -1,8 +1,13 @@
-from typing import Literal
+from typing import Annotated
 
+from fastapi import Query
 from pydantic import Field
 
+from core.jobs.costs.report import MAX_DAYS, By
 from service.schemas.base import View
+
+ByParameter = Annotated[By, Query(description="what to sum by; days are of UTC")]
+DaysParameter = Annotated[int, Query(ge=1, le=MAX_DAYS, description="number of days, today included")]
 
 
 class CostRowView(View):
@@ -17,6 +22,6 @@ class CostRowView(View):
 class Costs(View):
     """The costs of the last days, the dearest first, or by day."""
 
-    by: Literal["project", "user", "key", "machine", "day"]
+    by: By
     days: int
     rows: list[CostRowView]

@@ -6,7 +6,7 @@ from service.auth.authentication import PageCaller, SearchSlot, require_key_or_s
 from service.dashboard.rendering import render_page
 from service.deps import ReadSession
 from service.http.routing import Router
-from service.routes.costs import ByParameter, DaysParameter
+from service.schemas.costs import ByParameter, DaysParameter
 
 router = Router(dependencies=[Depends(require_key_or_session)])
 
