@@ -60,7 +60,7 @@ def test_the_first_page_shows_what_runs_waits_and_failed(signed_in_browser, subm
         ("bash: line 1: ./run: Permission denied\n", "exit_nonzero", "bash: line 1: ./run: Permission"),
         ("shard 12\n", "exit_nonzero", None),
         ("error rate 0.25\nerror: 0.25\nval_error=0.1\n0 errors\n", "exit_nonzero", None),
-        ("while True:\n  x.append(1)\nMemoryError\n", "out_of_memory", None),
+        ("while True:\n  x.append(1)\nMemoryError\n", "out_of_memory", "MemoryError"),
         ("Terminated\n", "time_limit", None),
     ],
 )
