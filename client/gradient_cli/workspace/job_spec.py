@@ -373,7 +373,7 @@ FIELDS = {
         "HOURS",
         "stop the job at these GPU hours, which machines without a price use, too",
     ),
-    "stopGrace": (parse_duration, "TIME", "time between SIGTERM and SIGKILL when the job is stopped (default: 60s)"),
+    "stopGrace": (parse_duration, "TIME", "time between the signal of a stop and SIGKILL (default: 60s)"),
     "stopSignal": (
         _text,
         "SIGNAL",

@@ -91,7 +91,7 @@ class JobSpec:
         "US dollars of all attempts, and of all jobs of an array, a sweep or a comparison, at which they are stopped",
     ] = None
     max_gpu_hours: Annotated[float | None, "the same in GPU hours"] = None
-    stop_grace: Annotated[int, "seconds between SIGTERM and SIGKILL; default 60"] = 60
+    stop_grace: Annotated[int, "seconds between the signal of a stop and SIGKILL; default 60"] = 60
     stop_signal: Annotated[
         str | None,
         "signal in place of SIGTERM: TERM, INT, HUP, QUIT, USR1 or USR2; default: the image's STOPSIGNAL, or TERM",
