@@ -221,7 +221,7 @@ def _repair(app_state: AppState, repairs: SharedRepairs) -> None:
         if any(repairs.run().values()):
             app_state.wake()
         if repairs.hosts_may_be_lost():
-            sender.collect_workers(app_state)
+            sender.collect_states(app_state)
     except StoreUnavailable:
         repairs.defer_lost_detection()
     except Exception:

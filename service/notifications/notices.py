@@ -14,6 +14,7 @@ from core.db.models.jobs import Event, Job, Worker
 from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
 from core.formatting import iso_time
+from core.jobs.costs import limits
 from core.jobs.reasons import reason_message
 from core.jobs.spec.arrays import is_sweep_id
 from core.jobs.spec.guards import EVENT as GUARD
@@ -37,6 +38,7 @@ _SHOWN = {
 _FAILED = {"Kept": "job.failed", "Failed": "job.failed", "Error": "job.error"}
 _ENDED = {"Stopped": "job.succeeded", **_FAILED, "Cancelled": "job.cancelled"}
 _OF_TRIALS = {"complete": "job.succeeded", "failed": "job.failed", "cancelled": "job.cancelled"}
+_CEILING_STEPS, _BUDGET_STEPS = (0.5, 0.8), (0.5, 0.8, 1.0)  # parts that are spent
 _LATELY_SECONDS = 3600  # a worker that has been silent for longer is no news
 
 
@@ -131,6 +133,32 @@ def _notice(
         subjects=(view.id, row.project_id, owner_of(session, row.submitted_by)),
         **{"at": read_now(session)} | others,
     )
+
+
+def of_costs(session: Session, app_state: AppState) -> Iterator[Notice]:
+    """Yield a message for each ceiling and each budget of which half or more is spent; always the same."""
+    used = [(fund, job, part) for fund, job, part in limits.used_ceilings(session) if part >= _CEILING_STEPS[0]]
+    views = {view.id: view for view in job_views(session, app_state, [job for _, job, _ in used])}
+    for fund, job, part in used:
+        percent = _reached(_CEILING_STEPS, part)
+        key, what = f"cost-{fund.subject}-{fund.unit}-{percent}", f"has spent {percent} % of {fund.text}"
+        notice = _notice(session, key, "job.cost", what, views[job.id], job)
+        yield replace(notice, subjects=[*notice.subjects, fund.subject, *([job.array_id] if job.array_id else [])])
+    for fund, part in limits.used_budgets(session):
+        if part >= _BUDGET_STEPS[0]:
+            percent = _reached(_BUDGET_STEPS, part)
+            yield Notice(
+                key=f"budget-{fund.subject}-{fund.unit}-{fund.amount:g}-{iso_time(fund.since)}-{percent}",
+                event=f"budget.{percent}",
+                summary=f"{percent} % of {fund.text}, are spent",
+                data={"budget": {"kind": fund.kind, "amount": fund.amount, "unit": fund.unit, "used": round(part, 4)}},
+                at=read_now(session),
+                subjects={fund.subject, owner_of(session, fund.subject)},
+            )
+
+
+def _reached(steps: Sequence[float], part: float) -> int:
+    return round(100 * max(step for step in steps if part >= step))
 
 
 def of_workers(session: Session, app_state: AppState) -> Iterator[Notice]:

@@ -22,7 +22,7 @@ from core.notifications.deliveries import Answer, Notice
 from core.security.encryption import Vault
 from core.system.failpoints import failpoint
 from service.app_state import AppState
-from service.notifications.notices import notices_of, of_sweep, of_workers
+from service.notifications.notices import notices_of, of_costs, of_sweep, of_workers
 
 logger = logging.getLogger(__name__)
 
@@ -107,10 +107,10 @@ def _make_notices(session: Session, app_state: AppState, events: Sequence[Event]
     return [notice for event in events for notice in _make_notices(session, app_state, [event])]
 
 
-def collect_workers(app_state: AppState) -> None:
-    """Write the messages of workers; again, they are the same."""
+def collect_states(app_state: AppState) -> None:
+    """Write the messages of workers and of costs; again, they are the same."""
     with app_state.database.read() as session:
-        notices = list(of_workers(session, app_state))
+        notices = [*of_workers(session, app_state), *of_costs(session, app_state)]
     if notices:
         with app_state.database.write() as session:
             for notice in notices:

@@ -222,7 +222,8 @@ def test_a_quiet_time_makes_one_digest_of_what_came_meanwhile(service, receiver)
     inside = [message["data"]["job"]["id"] for message in digest["data"]["messages"]]
     assert sorted(inside) == sorted(jobs[1:])
     assert len(digest["data"]["summary"].splitlines()) == 4
-    assert Counter(one["state"] for one in delivered(service, "calm")) == {"delivered": 2, "digested": 3}
+    ends = {"delivered": 2, "digested": 3}
+    wait_until(lambda: Counter(one["state"] for one in delivered(service, "calm")) == ends, "the answer to the digest")
 
 
 def test_mail_is_sent_by_apprise_and_tried_again(service):
@@ -266,7 +267,6 @@ def test_every_scheme_that_is_allowed_is_one_of_apprise():
         ({"url": "slack://pw@x"}, "url", "cannot read this address of slack"),
         ({"url": "http://user:pw@example.org/"}, "url", "without a user"),
         ({"url": "http://[::1"}, "url", "URL"),
-        ({"url": "http://example.org", "events": ["budget.*"]}, "events", "not offered yet"),
         ({"url": "http://example.org", "events": ["job.fail"]}, "events", "Did you mean job.failed?"),
         ({"url": "http://example.org", "events": ["worker.lost"]}, "jobs", "of no job"),
         ({"url": "http://example.org", "events": ["job.[a-z]*"]}, "events", "not an event"),

@@ -117,6 +117,20 @@ def ceilings_of(job: Job) -> list[Fund]:
     ]
 
 
+def used_ceilings(session: Session) -> list[tuple[Fund, Job, float]]:
+    """Return the ceilings of the jobs that run, each with one of its jobs and the part of it that is spent."""
+    has_ceiling = or_(*(Job.spec_json[name].as_float().is_not(None) for name in ("max_cost", "max_gpu_hours")))
+    jobs = {set_of(job): job for job in session.scalars(select(Job).where(Job.state.in_(OWNED), has_ceiling))}
+    return [(fund, job, fund.spent(session) / fund.amount) for job in jobs.values() for fund in ceilings_of(job)]
+
+
+def used_budgets(session: Session) -> list[tuple[Fund, float]]:
+    """Return all budgets, each with the part of it that is spent in its period."""
+    at = session.scalars(select(now())).one()
+    funds = [fund_of(budget, at) for budget in session.scalars(select(Budget))]
+    return [(fund, fund.spent(session) / fund.amount) for fund in funds]
+
+
 def budgets_of(session: Session, job: Job) -> list[Fund]:
     """Return the budgets that a job is paid from."""
     subjects = {kind: getattr(job, amounts.SUBJECTS[kind].key) for kind in _PAYERS}

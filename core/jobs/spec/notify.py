@@ -12,16 +12,17 @@ from core.jobs.spec.metric_patterns import compile_expression
 
 ENDS = ("job.succeeded", "job.failed", "job.error", "job.cancelled")
 _LOG = "job.log"
-_FOUND = (*(f"job.{guard.reason}" for guard in GUARDS.values()), _LOG)
+_COST = "job.cost"
+_FOUND = (*(f"job.{guard.reason}" for guard in GUARDS.values()), _LOG, _COST)
 _OF_JOB = ("job.running", "job.waiting", *_FOUND, *ENDS)
 _OF_ARRAY = (*ENDS, *_FOUND, "array.ended")  # one message for all of its jobs
 _OF_SWEEP = (*ENDS, *_FOUND, "sweep.ended", "sweep.paused")
 OF_WORKERS = ("worker.lost", "worker.drained", "gpu.drained")  # by themselves; of no job
-EVENTS = (*_OF_JOB, "array.ended", "sweep.ended", "sweep.paused", "schedule.missed", *OF_WORKERS)
+OF_BUDGETS = ("budget.50", "budget.80", "budget.100")  # of no job, either
+EVENTS = (*_OF_JOB, "array.ended", "sweep.ended", "sweep.paused", "schedule.missed", *OF_BUDGETS, *OF_WORKERS)
 DEFAULT_EVENTS = tuple(event for event in EVENTS if event not in {"job.running", "job.waiting", *OF_WORKERS})
 OF_KIND = {"job": _OF_JOB, "array": _OF_ARRAY, "sweep": _OF_SWEEP, "schedule": (*_OF_JOB, "schedule.missed")}
 """The events that can come of a job or a set of jobs."""
-_UNMEASURED = ("job.cost", "budget.50", "budget.80", "budget.100")
 MAX_RECEIVERS = 10  # of one job
 RECEIVER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}\Z")
 
@@ -31,11 +32,6 @@ def check_events(patterns: Sequence[str], field: str) -> list[str]:
     for pattern in patterns:
         if matches([pattern], EVENTS):
             continue
-        if matches([pattern], _UNMEASURED):
-            raise SpecInvalid(
-                f"{quoted(pattern)} is not offered yet: this release does not detect it. Use {', '.join(EVENTS)}.",
-                field=field,
-            )
         near = get_close_matches(pattern, EVENTS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"Use {', '.join(EVENTS)}, or a pattern such as job.*."
         raise SpecInvalid(f"{quoted(pattern)} is not an event. {hint}", field=field)

@@ -1,7 +1,12 @@
 """Budgets by HTTP: set, shown, waited for, refused, and summed."""
 
 import pytest
+from sqlalchemy import update
 from support.live_service import make_job_body
+
+from core.db.database import now
+from core.db.models.jobs import Attempt, Job
+from service.notifications import sender
 
 
 @pytest.fixture
@@ -91,3 +96,35 @@ def test_costs_count_deleted_jobs_and_agree_in_every_form(client, worker, by):
     assert lines[0] == f"{by},usd,gpu_hours,jobs"
     assert [line.split(",")[0] for line in lines[1:]] == [row["name"] for row in rows]
     assert all(row["name"] in client.get("/ui/costs", params={"by": by, "days": 3}).text for row in rows)
+
+
+def test_what_is_spent_of_ceilings_and_budgets_is_told_once_for_each_step(client, worker, stores, database, project):
+    worker.register()
+    price = client.get("/machine-types").json()["machineTypes"]
+    price = next(machine["pricePerHour"] for machine in price if machine["name"] == "V100")
+    project(f"{1.6 * price:.4f}/total")
+    receiver = {"url": "https://192.0.9.1/hook", "jobs": ["project:vision"], "events": ["job.cost", "budget.*"]}
+    assert client.put("/notifications/team", json=receiver).status_code == 201
+    submit(client, maxCost=price)
+    job = worker.start()
+    told = []
+    for hours, new in [
+        (0.45, []),
+        (0.55, ["job.cost: has spent 50 % of its maxCost"]),
+        (0.6, []),
+        (0.85, ["job.cost: has spent 80 % of its maxCost", "budget.50: 50 % of the total budget of project vision"]),
+    ]:
+        begun = {"started_at": now(-3600 * hours)}
+        with database.write() as session:
+            session.execute(update(Job).where(Job.id == job.id).values(begun))
+            session.execute(update(Attempt).where(Attempt.job_id == job.id).values(begun))
+        sender.collect_states(stores)
+        sent = [
+            f"{one['event']}: {one['summary']}"
+            for one in client.get("/notifications/team/deliveries").json()["deliveries"]
+        ]
+        assert len(sent) == len(told) + len(new)
+        told += new
+        for text in new:
+            event, _, words = text.partition(": ")
+            assert any(one.startswith(event) and words in one for one in sent), sent

@@ -46,7 +46,7 @@ def test_broken_gpus_and_drained_hosts_are_told_with_their_evidence(client, work
     page = client.get("/ui/machines").text
     assert ("7 ECC &lt;errors&gt;" in page, why in page, "Resume…" in page) == (True, True, True)
     for _ in range(2):
-        sender.collect_workers(stores)
+        sender.collect_states(stores)
     sent = client.get("/notifications/ops/deliveries").json()["deliveries"]
     assert sorted(delivery["event"] for delivery in sent) == ["gpu.drained", "gpu.drained", "worker.drained"]
     assert any("GPU 3 no more, which is broken: lost" in delivery["summary"] for delivery in sent)
