@@ -281,7 +281,9 @@ def test_a_receiver_that_cannot_work_is_refused(service, body, field, text):
     assert service.request("GET", "/notifications/bad").status_code == 404
 
 
-@pytest.mark.parametrize("notify", ["https://example.org/x", "bad name", "team:", "team:budget.100", "team:jobs"])
+@pytest.mark.parametrize(
+    "notify", ["https://example.org/x", "bad name", "team:", "team:budget.100", "team:worker.lost", "team:jobs"]
+)
 def test_a_job_that_names_no_receiver_or_no_event_is_refused(service, notify):
     body = {"machineType": "CPU", "command": "true", "notify": [notify]}
     for path in ("/jobs", "/jobs?dryRun=true"):

@@ -19,7 +19,8 @@ _OF_ARRAY = (*ENDS, *_FOUND, "array.ended")  # one message for all of its jobs
 _OF_SWEEP = (*ENDS, *_FOUND, "sweep.ended", "sweep.paused")
 OF_WORKERS = ("worker.lost", "worker.drained", "gpu.drained")  # by themselves; of no job
 OF_BUDGETS = ("budget.50", "budget.80", "budget.100")  # of no job, either
-EVENTS = (*_OF_JOB, "array.ended", "sweep.ended", "sweep.paused", "schedule.missed", *OF_BUDGETS, *OF_WORKERS)
+_OF_JOBS = (*_OF_JOB, "array.ended", "sweep.ended", "sweep.paused", "schedule.missed")
+EVENTS = (*_OF_JOBS, *OF_BUDGETS, *OF_WORKERS)
 DEFAULT_EVENTS = tuple(event for event in EVENTS if event not in {"job.running", "job.waiting", *OF_WORKERS})
 OF_KIND = {"job": _OF_JOB, "array": _OF_ARRAY, "sweep": _OF_SWEEP, "schedule": (*_OF_JOB, "schedule.missed")}
 """The events that can come of a job or a set of jobs."""
@@ -27,13 +28,13 @@ MAX_RECEIVERS = 10  # of one job
 RECEIVER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}\Z")
 
 
-def check_events(patterns: Sequence[str], field: str) -> list[str]:
+def check_events(patterns: Sequence[str], field: str, known: Sequence[str] = EVENTS) -> list[str]:
     """Refuse names and patterns of events that never occur; return them without repetition."""
     for pattern in patterns:
-        if matches([pattern], EVENTS):
+        if matches([pattern], known):
             continue
-        near = get_close_matches(pattern, EVENTS, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"Use {', '.join(EVENTS)}, or a pattern such as job.*."
+        near = get_close_matches(pattern, known, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"Use {', '.join(known)}, or a pattern such as job.*."
         raise SpecInvalid(f"{quoted(pattern)} is not an event. {hint}", field=field)
     return list(dict.fromkeys(patterns))
 
@@ -74,7 +75,7 @@ def _parse_events(text: str) -> list[str]:
         raise SpecInvalid(f"{_LOG} needs what a line has to match, such as {_LOG}=Traceback|ERROR.", field="notify")
     if equals:
         compile_expression(expression, "notify")
-    return [*check_events(wanted, "notify"), *([f"{_LOG}={expression}"] if equals else [])]
+    return [*check_events(wanted, "notify", _OF_JOBS), *([f"{_LOG}={expression}"] if equals else [])]
 
 
 def log_expressions(notify: Sequence[str]) -> dict[str, Any]:
