@@ -21,7 +21,7 @@ _OF_JOBS = {
     "job": "command name project projectId tag param array arrayReuse nodes after envVars envFile metricPatterns "
     "priority timeLimit maxCost maxGpuHours stopGrace stopSignal warnBefore onIdle onStall onDiverge onDisk "
     "keepOnFail maxAttempts",
-    "machine": "machineType cpus memoryMb sharedMemMb capacity network ports dataDisks user waitAnyway",
+    "machine": "machineType cpus memoryMb sharedMemMb capacity network ports dataDisks slurmOptions user waitAnyway",
     "files and packages": "workspace include inputs outputs workingDirectory requirements with extra group python",
     "container": "container imagePullPolicy useDockerfile relDockerfilePath buildOnly registryTarget ignoreEntrypoint "
     "registryUsername registryPassword",

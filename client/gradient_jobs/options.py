@@ -16,7 +16,7 @@ from gradient_cli.workspace import job_spec
 
 _LISTS = {
     *("tags", "outputs", "include", "ports", "data_disks", "packages", "extras", "groups", "metric_patterns"),
-    *("after", "inputs", "notify"),
+    *("after", "inputs", "notify", "slurm_options"),
 }
 _Path = Union[str, "os.PathLike[str]"]  # not `|`: Python 3.9 evaluates it
 
@@ -65,6 +65,7 @@ class JobOptions(TypedDict, total=False):
     priority: int
     capacity: str
     data_disks: Sequence[str]
+    slurm_options: Sequence[str]
     cpus: float
     memory_mb: int
     shared_mem_mb: int

@@ -6,11 +6,18 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from core.errors import SpecInvalid
+
 _RESERVED = re.compile(
     r"--(job-name|comment|output|error|input|open-mode|requeue|no-requeue|signal|time|export|export-file|parsable|wrap"
     r"|array|nodes|ntasks|test-only|wait|hold|dependency|begin|clusters|propagate|chdir|get-user-env)(=|\Z)"
 )
 """Options of sbatch that the launcher itself sets, or that would change how many programs a job is."""
+_RESOURCE = re.compile(
+    r"--(partition|gres|gpus|gpus-per-.*|cpus-per-.*|ntasks-per-.*|mem|mem-.*|tres-per-.*|exclusive|cores-per-.*"
+    r"|mincpus|sockets-per-.*|threads-per-.*|time-min|uid|gid)(=|\Z)"
+)
+"""Options that would give a job more than its price says."""
 _OPTION = re.compile(r"--[a-z][a-z-]*(=[^\x00-\x1f]*)?\Z")
 
 
@@ -21,6 +28,20 @@ def check_options(options: tuple[str, ...]) -> None:
             raise ValueError(f"{option!r} is not an option such as --exclusive or --licenses=matlab")
         if _RESERVED.match(option):
             raise ValueError(f"{option!r} is set for each job; leave it out")
+
+
+def check_job_options(options: tuple[str, ...]) -> None:
+    """Refuse options that a job may not set by itself: the launcher's, and what its machine type and price say."""
+    try:
+        check_options(options)
+    except ValueError as error:
+        raise SpecInvalid(f"{error}.", field="slurmOptions") from None
+    resource = next((option for option in options if _RESOURCE.match(option)), None)
+    if resource is not None:
+        raise SpecInvalid(
+            f"{resource[:80]!r}: what a job gets is its machine type's. Choose another, or set cpus or memoryMb.",
+            field="slurmOptions",
+        )
 
 
 class SlurmRequest(BaseModel):

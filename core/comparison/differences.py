@@ -12,7 +12,7 @@ SEED = "SEED"  # variable that tells the repeats of a comparison apart; it may d
 _COMPARED = (
     *("command", "workspace", "workspace_sha256", "container", "use_dockerfile", "rel_dockerfile_path"),
     *("working_dir", "user", "network", "python", "packages", "requirements_file", "extras", "groups"),
-    *("cpus", "memory_mb", "shared_mem_mb", "data_disks"),
+    *("cpus", "memory_mb", "shared_mem_mb", "data_disks", "slurm_options"),
 )
 """Options of a program and of what it may use. The capacity of a TPU is not one: figures are of the list price."""
 WORKSPACE = ("workspace", "workspaceSha256")  # names of the differences that make two jobs different programs

@@ -30,7 +30,18 @@ _COMPARED = (
         "sharedMemMb",
     ),
     *("timeLimit", "maxCost", "maxGpuHours", "stopGrace", "stopSignal", "warnBefore", "keepOnFail", "maxAttempts"),
-    *("priority", "capacity", "dataDisks", "onIdle", "onStall", "onDiverge", "onDisk", "metricPatterns", "tags"),
+    *(
+        "priority",
+        "capacity",
+        "dataDisks",
+        "slurmOptions",
+        "onIdle",
+        "onStall",
+        "onDiverge",
+        "onDisk",
+        "metricPatterns",
+        "tags",
+    ),
     *("after", "inputs", "arrayReuse", "arrayValue"),
 )
 

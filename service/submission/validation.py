@@ -127,6 +127,8 @@ def _check_backend_supports(app_state: AppState, spec: JobSpec, machine: Machine
     in_container = runs_containers(backend, app_state.settings, spec.container)
     if in_container:
         _check_no_python(spec, machine)
+    if spec.slurm_options and not capabilities_of(backend).own_queue:
+        raise SpecInvalid(f"{machine.name} is not on a Slurm cluster. Leave them out.", field="slurmOptions")
     if capabilities_of(backend).own_queue:
         _check_slurm(spec, machine, in_container=in_container)
     elif not in_container:

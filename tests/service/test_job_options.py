@@ -66,6 +66,7 @@ def test_the_client_has_a_flag_for_every_option():
         "ports",
         "outputs",
         "dataDisks",
+        "slurmOptions",
         "packages",
         "extras",
         "groups",

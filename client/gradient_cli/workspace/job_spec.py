@@ -300,6 +300,7 @@ _LISTS = {
         "NAME[:EVENTS]",
         "tell this saved receiver of the job's end, or of events such as slack:job.running,job.failed; repeatable",
     ),
+    "slurmOptions": ("OPTION", "option of sbatch on a Slurm cluster, such as --slurmOptions=--account=lab; repeatable"),
     "dataDisks": (
         "NAME[:rw]",
         "persistent disk for a job on a TPU VM, mounted at /disks/NAME; append :rw to write to it; repeatable",
@@ -422,6 +423,7 @@ _TEXT_LISTS = (
     "tags",
     "outputs",
     "dataDisks",
+    "slurmOptions",
     "packages",
     "extras",
     "groups",

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
 
+from core.catalogue.slurm import check_job_options
 from core.errors import SpecInvalid
 from core.jobs.spec.container_options import check_network, check_shared_memory, check_user, check_working_dir
 from core.jobs.spec.data_disks import parse_data_disks
@@ -49,13 +50,6 @@ _RESERVED = ("GRADIENT_", "PS_")
 _SIMULATE_PREFIX = "SIMULATE_"
 """Prefix of variables that script the process backend; their values appear in its reasons."""
 _SECRET_NAME = re.compile(r"key|token|secret|passw|passphrase|credential|auth|dsn|_url\Z", re.IGNORECASE)
-
-
-_TUPLES = frozenset(
-    {"tags", "ports", "outputs", "data_disks", "packages", "extras", "groups", "metric_patterns", "after", "inputs"}
-    | {"notify"}
-)
-"""Fields that JSON has as lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +133,7 @@ class JobSpec:
         "persistent disks from the service's settings, mounted at /disks/NAME of a TPU VM: `NAME`, or `NAME:rw` to "
         "write to it",
     ] = ()
+    slurm_options: Annotated[tuple[str, ...], "options of sbatch for a Slurm cluster, such as `--account=lab`"] = ()
     tags: Annotated[tuple[str, ...], "tags for finding the job again"] = ()
     nodes: Annotated[int | None, "nodes of its allocation on a Slurm cluster, each of which runs the command"] = None
     ports: Annotated[tuple[str, ...], "ports to expose: `external:internal:scheme`; external 0: the host chooses"] = ()
@@ -212,6 +207,7 @@ class JobSpec:
         if self.array_reuse not in {None, "on", "off"}:
             raise SpecInvalid(f"{quoted(self.array_reuse or '')} is neither on nor off.", field="arrayReuse")
         parse_data_disks(self.data_disks)
+        check_job_options(self.slurm_options)
         check_tags(self.tags)
         _check_paths(self)
         parse_metric_patterns(self.metric_patterns)
@@ -240,7 +236,7 @@ class JobSpec:
     def to_json(self) -> dict[str, Any]:
         """Convert to the JSON stored in the job's row; `from_json` reads it."""
         return {name: getattr(self, name) for name in self.__slots__} | {
-            name: list(getattr(self, name)) for name in _TUPLES
+            name: list(getattr(self, name)) for name in _tuples()
         }
 
     @classmethod
@@ -252,7 +248,7 @@ class JobSpec:
         spec = object.__new__(cls)
         for name, default, make_default in _defaults():
             value = stored.get(name, default) if make_default is None or name in stored else make_default()
-            object.__setattr__(spec, name, tuple(value) if name in _TUPLES else value)
+            object.__setattr__(spec, name, tuple(value) if name in _tuples() else value)
         return spec
 
     def redacted_env(self) -> dict[str, str]:
@@ -284,6 +280,12 @@ class JobSpec:
     def redacted_workspace(self) -> str | None:
         """Return the git URL for display, with any password hidden."""
         return hide_password(self.workspace) if self.workspace else None
+
+
+@cache
+def _tuples() -> frozenset[str]:
+    """Return the fields that JSON has as lists."""
+    return frozenset(option.name for option in fields(JobSpec) if option.default == ())
 
 
 @cache

@@ -28,13 +28,13 @@ MAX_RECEIVERS = 10  # of one job
 RECEIVER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}\Z")
 
 
-def check_events(patterns: Sequence[str], field: str, known: Sequence[str] = EVENTS) -> list[str]:
+def check_events(patterns: Sequence[str], field: str, possible: Sequence[str] = EVENTS) -> list[str]:
     """Refuse names and patterns of events that never occur; return them without repetition."""
     for pattern in patterns:
-        if matches([pattern], known):
+        if matches([pattern], possible):
             continue
-        near = get_close_matches(pattern, known, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"Use {', '.join(known)}, or a pattern such as job.*."
+        near = get_close_matches(pattern, possible, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"Use {', '.join(possible)}, or a pattern such as job.*."
         raise SpecInvalid(f"{quoted(pattern)} is not an event. {hint}", field=field)
     return list(dict.fromkeys(patterns))
 

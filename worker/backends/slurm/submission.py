@@ -72,6 +72,7 @@ def options(
     return [
         *further,
         *request.sbatch_options(job.cpus, job.memory_mb, seconds),
+        *job.slurm_options,
         "--parsable",
         f"--job-name={name}",
         f"--comment={comment(at)}",
