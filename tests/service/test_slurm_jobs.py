@@ -109,13 +109,12 @@ def test_log_exit_code_and_artifacts_come_back(jobs, client):
 
 
 def test_a_job_has_its_own_options_of_sbatch_but_for_what_it_costs(jobs, client, slurm):
-    spec = {"machineType": CLUSTER_TYPE, "command": "true", "workspace": "none"}
     job_id = jobs.submit("sleep 60", slurmOptions=["--nice=77"])
     jobs.reach(job_id, "Running")
     assert "Nice=77" in slurm.run("scontrol", "--oneliner", "show", "job")
     jobs.stop(job_id)
     for options in (["--gres=gpu:8"], ["--exclusive"], ["--mem=0"], ["--job-name=x"], ["-A", "lab"], ["--uid=0"]):
-        refused = client.post("/jobs", json={**spec, "slurmOptions": options})
+        refused = client.post("/jobs", json=make_job_body(machineType="cluster", slurmOptions=options))
         assert (refused.status_code, refused.json()["error"]["field"]) == (400, "slurmOptions")
 
 
