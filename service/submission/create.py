@@ -200,6 +200,7 @@ def dry_run(
         project_id, name = _find_project(session, request)
         rights.check_project(session, project_id, name)
         job = _prospective_job(valid, backend, project_id, request.nodes if members else None)
+        job.submitted_by, job.user_id = key_id, receivers.owner_of(session, key_id)
         offered, waits = live_workers(session), prospective_waits(session, [job])[job.id]
     return DryRun(
         job=resolved_view(valid.spec, machine, backend, {"id": request.project_id, "name": name}, valid.image),
@@ -383,6 +384,8 @@ def _prospective_job(valid: ValidatedJob, backend: str, project_id: str, nodes: 
         backend=backend,
         priority=valid.spec.priority,
         gpus=valid.machine.gpus,
+        gpu_count=(valid.spec.nodes or 1) * valid.machine.gpus,
+        price_per_hour=(valid.spec.nodes or 1) * valid.machine.price_per_hour,
         cpus=valid.spec.cpus,
         memory_mb=valid.spec.memory_mb,
         nodes=nodes,

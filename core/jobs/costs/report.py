@@ -3,12 +3,12 @@
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import func, literal, or_, select
+from sqlalchemy import case, func, literal, or_, select, true
 from sqlalchemy.orm import Session
 
 from core.db.database import UtcDateTime, now
 from core.db.models.credentials import ApiKey, User
-from core.db.models.jobs import IS_ATTEMPTED, Job, Project
+from core.db.models.jobs import IS_ATTEMPTED, Attempt, Job, Project
 from core.jobs.costs import amounts
 
 By = Literal["project", "user", "key", "machine", "day"]
@@ -31,7 +31,7 @@ def report(session: Session, by: By, days: int) -> list[CostRow]:
     rows, later = list[CostRow](), CostRow("", 0.0, 0.0, 0)
     for before in range(days):  # a sum since a day, without that since the next day
         day = midnight - timedelta(days=before)
-        [total] = _sums(session, "", day) or [later]
+        [total] = _sums(session, "", day, day + timedelta(days=1)) or [CostRow("", 0.0, 0.0, 0)]
         rows.append(CostRow(f"{day:%Y-%m-%d}", total.cost - later.cost, total.gpu_hours - later.gpu_hours, total.jobs))
         later = total
     return rows[::-1]
@@ -49,15 +49,18 @@ def _grouped(session: Session, by: By, since: datetime) -> list[CostRow]:
     return sorted(_sums(session, names[by], since), key=lambda row: (-row.cost, -row.gpu_hours, row.name))
 
 
-def _sums(session: Session, name: Any, since: datetime) -> list[CostRow]:  # noqa: ANN401 - an expression
+def _sums(session: Session, name: Any, since: datetime, until: datetime | None = None) -> list[CostRow]:  # noqa: ANN401 - an expression
+    """Return sums since a time; of the jobs only those are counted that began before `until`."""
     dialect, start = session.get_bind().dialect.name, literal(since, UtcDateTime())
+    began = select(Attempt).where(Attempt.job_id == Job.id)
     named = literal("") if isinstance(name, str) else name
     costs = select(
         named.label("name"),
         amounts.cost(dialect, since=start).label("cost"),
         amounts.gpu_hours(dialect, since=start).label("gpu_hours"),
+        (true() if until is None else began.where(Attempt.started_at < until).exists()).label("counts"),
     ).where(Job.attempt > 0, or_(Job.finished_at >= since, IS_ATTEMPTED))
     jobs = costs.subquery()
-    sums = func.sum(jobs.c.cost), func.sum(jobs.c.gpu_hours), func.count()
+    sums = func.sum(jobs.c.cost), func.sum(jobs.c.gpu_hours), func.count(case((jobs.c.counts, 1)))
     query = select(jobs.c.name, *sums).group_by(jobs.c.name)
     return [CostRow(text.lstrip("\x7f"), *values) for text, *values in session.execute(query)]

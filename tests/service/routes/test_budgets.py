@@ -91,6 +91,7 @@ def test_costs_count_deleted_jobs_and_agree_in_every_form(client, worker, by):
     rows = client.get("/costs", params={"by": by, "days": 3}).json()["rows"]
     assert len(rows) == (3 if by == "day" else 1)
     assert rows[-1]["cost"] == pytest.approx(cost, abs=1e-4)
+    assert [row["jobs"] for row in rows[:-1]] == [0] * (len(rows) - 1)
     assert (rows[-1]["jobs"], rows[-1]["name"]) == (1, names.get(by, rows[-1]["name"]))
     lines = client.get("/costs/csv", params={"by": by, "days": 3}).text.splitlines()
     assert lines[0] == f"{by},usd,gpu_hours,jobs"
@@ -128,3 +129,19 @@ def test_what_is_spent_of_ceilings_and_budgets_is_told_once_for_each_step(client
         for text in new:
             event, _, words = text.partition(": ")
             assert any(one.startswith(event) and words in one for one in sent), sent
+
+
+@pytest.mark.parametrize("ceiling", [{"maxCost": 5}, {"maxGpuHours": 2}])
+def test_a_dry_run_says_what_a_ceiling_or_a_budget_of_the_key_lets_start(client, worker, settings, api_key, ceiling):
+    worker.register()
+    settings.sign_in.administrators.append(api_key.split("_")[1])
+    key = client.post("/keys", json={"name": "ci", "budgets": ["3/total"]}).json()["apiKey"]
+    own = {"x-api-key": key}
+    body = make_job_body(machineType="V100", timeLimit=1800, **ceiling)
+    plan = client.post("/jobs?dryRun=true", json=body, headers=own).json()
+    assert (plan["waitReason"], plan["wouldStart"]) == ("waiting_for_machine", "would start at once")
+    assert client.post("/jobs", json=body, headers=own).status_code == 201
+    worker.start()
+    plan = client.post("/jobs?dryRun=true", json=body | {"timeLimit": 3600}, headers=own).json()
+    assert plan["waitReason"] == "budget"
+    assert "the total budget of key ci, $3.00" in plan["waitMessage"]
