@@ -57,31 +57,33 @@ def _since(dialect: str, start: SQLColumnExpression[Any], until: Any, since: _Ti
     return case((until > start, seconds_between(dialect, start, until)), else_=0.0)
 
 
-def ran_seconds(dialect: str, job: type[Job] = Job, since: _Time = None) -> ColumnElement[float]:
-    """Return the running time of all attempts of a job, seconds."""
-    current = case((Attempt.attempt == job.attempt, func.coalesce(job.finished_at, now())))
+def ran_seconds(dialect: str, job: type[Job] = Job, since: _Time = None, at: _Time = None) -> ColumnElement[float]:
+    """Return the running time of all attempts of a job, seconds. `at`: the present, by default the statement's."""
+    current = case((Attempt.attempt == job.attempt, func.coalesce(job.finished_at, now() if at is None else at)))
     seconds = _since(dialect, Attempt.started_at, func.coalesce(Attempt.ended_at, current), since)
     of_attempts = select(func.sum(seconds)).where(Attempt.job_id == job.id).correlate(job)
     return func.coalesce(of_attempts.scalar_subquery(), 0.0)
 
 
-def _billed(dialect: str, job_price: SQLColumnExpression[float], since: _Time) -> ColumnElement[float]:
+def _billed(
+    dialect: str, job_price: SQLColumnExpression[float], since: _Time = None, at: _Time = None
+) -> ColumnElement[float]:
     """Return what a machine in a cloud has cost, US dollars."""
-    until = func.coalesce(CloudResource.billed_until, CloudResource.gone_at, now())
+    until = func.coalesce(CloudResource.billed_until, CloudResource.gone_at, now() if at is None else at)
     price = func.coalesce(CloudResource.price_per_hour, job_price)
     return func.coalesce(_since(dialect, CloudResource.billed_at, until, since), 0.0) * price / 3600.0
 
 
-def cost(dialect: str, job: type[Job] = Job, since: _Time = None) -> ColumnElement[float]:
+def cost(dialect: str, job: type[Job] = Job, since: _Time = None, at: _Time = None) -> ColumnElement[float]:
     """Return what a job has cost, US dollars: its cloud resources, without any its running time."""
-    billed = _billed(dialect, job.price_per_hour, since)
+    billed = _billed(dialect, job.price_per_hour, since, at)
     of_resources = select(func.sum(billed)).where(CloudResource.job_id == job.id).correlate(job)
-    ran = ran_seconds(dialect, job, since) * job.price_per_hour / 3600.0
+    ran = ran_seconds(dialect, job, since, at) * job.price_per_hour / 3600.0
     return func.coalesce(of_resources.scalar_subquery(), ran)
 
 
-def gpu_hours(dialect: str, job: type[Job] = Job, since: _Time = None) -> ColumnElement[float]:
-    return ran_seconds(dialect, job, since) * job.gpu_count / 3600.0
+def gpu_hours(dialect: str, job: type[Job] = Job, since: _Time = None, at: _Time = None) -> ColumnElement[float]:
+    return ran_seconds(dialect, job, since, at) * job.gpu_count / 3600.0
 
 
 def amount(unit: Unit, dialect: str, since: _Time = None) -> ColumnElement[float]:
@@ -101,7 +103,7 @@ def _attempt_amount(dialect: str, unit: Unit) -> ColumnElement[float]:
     if unit == "gpu_hours":
         return ran * Job.gpu_count / 3600.0
     of_attempt = CloudResource.job_id == Job.id, CloudResource.attempt == Job.attempt
-    machines = select(func.sum(_billed(dialect, Job.price_per_hour, None))).where(*of_attempt).correlate(Job)
+    machines = select(func.sum(_billed(dialect, Job.price_per_hour))).where(*of_attempt).correlate(Job)
     return func.coalesce(machines.scalar_subquery(), ran * Job.price_per_hour / 3600.0)
 
 

@@ -25,19 +25,20 @@ class CostRow(NamedTuple):
 
 def report(session: Session, by: By, days: int) -> list[CostRow]:
     """Return the costs since a midnight, of today and the days before it; the dearest first, or the days in order."""
-    midnight = session.scalars(select(now())).one().replace(hour=0, minute=0, second=0, microsecond=0)
+    at = session.scalars(select(now())).one()
+    midnight = at.replace(hour=0, minute=0, second=0, microsecond=0)
     if by != "day":
-        return _grouped(session, by, midnight - timedelta(days=days - 1))
+        return _grouped(session, by, midnight - timedelta(days=days - 1), at)
     rows, later = list[CostRow](), CostRow("", 0.0, 0.0, 0)
     for before in range(days):  # a sum since a day, without that since the next day
         day = midnight - timedelta(days=before)
-        [total] = _sums(session, "", day, day + timedelta(days=1)) or [CostRow("", 0.0, 0.0, 0)]
+        [total] = _sums(session, "", day, at, day + timedelta(days=1)) or [CostRow("", 0.0, 0.0, 0)]
         rows.append(CostRow(f"{day:%Y-%m-%d}", total.cost - later.cost, total.gpu_hours - later.gpu_hours, total.jobs))
         later = total
     return rows[::-1]
 
 
-def _grouped(session: Session, by: By, since: datetime) -> list[CostRow]:
+def _grouped(session: Session, by: By, since: datetime, at: datetime) -> list[CostRow]:
     names: dict[str, Any] = {
         "project": select(Project.name).where(Project.id == Job.project_id).scalar_subquery(),
         "user": func.coalesce(select(User.email).where(User.id == Job.user_id).scalar_subquery(), _NO_USER),
@@ -46,18 +47,25 @@ def _grouped(session: Session, by: By, since: datetime) -> list[CostRow]:
         ),
         "machine": Job.machine_type,
     }
-    return sorted(_sums(session, names[by], since), key=lambda row: (-row.cost, -row.gpu_hours, row.name))
+    return sorted(_sums(session, names[by], since, at), key=lambda row: (-row.cost, -row.gpu_hours, row.name))
 
 
-def _sums(session: Session, name: Any, since: datetime, until: datetime | None = None) -> list[CostRow]:  # noqa: ANN401 - an expression
-    """Return sums since a time; of the jobs only those are counted that began before `until`."""
-    dialect, start = session.get_bind().dialect.name, literal(since, UtcDateTime())
+def _sums(
+    session: Session,
+    name: Any,  # noqa: ANN401 - an expression
+    since: datetime,
+    at: datetime,
+    until: datetime | None = None,
+) -> list[CostRow]:
+    """Return sums from `since` to `at`, the present; only jobs are counted that began before `until`."""
+    dialect = session.get_bind().dialect.name
+    start, present = (literal(time, UtcDateTime()) for time in (since, at))
     began = select(Attempt).where(Attempt.job_id == Job.id)
     named = literal("") if isinstance(name, str) else name
     costs = select(
         named.label("name"),
-        amounts.cost(dialect, since=start).label("cost"),
-        amounts.gpu_hours(dialect, since=start).label("gpu_hours"),
+        amounts.cost(dialect, since=start, at=present).label("cost"),
+        amounts.gpu_hours(dialect, since=start, at=present).label("gpu_hours"),
         (true() if until is None else began.where(Attempt.started_at < until).exists()).label("counts"),
     ).where(Job.attempt > 0, or_(Job.finished_at >= since, IS_ATTEMPTED))
     jobs = costs.subquery()

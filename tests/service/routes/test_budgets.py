@@ -85,7 +85,9 @@ def test_costs_count_deleted_jobs_and_agree_in_every_form(client, worker, by):
     worker.register()
     names = {"project": "vision", "user": "keys without a user", "key": "tests", "machine": "V100"}
     job_id = submit(client).json()["id"]
-    worker.end(worker.start())
+    running = worker.start()
+    assert [row["cost"] for row in client.get("/costs", params={"by": "day", "days": 3}).json()["rows"]][:2] == [0, 0]
+    worker.end(running)
     cost = client.get(f"/jobs/{job_id}").json()["cost"]
     assert client.delete(f"/jobs/{job_id}").status_code == 204
     rows = client.get("/costs", params={"by": by, "days": 3}).json()["rows"]
