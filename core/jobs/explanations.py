@@ -35,7 +35,9 @@ def explain(reason: str | None, detail: str | None, lines: Sequence[str]) -> Exp
     failure = find_failure(lines)
     if reason not in OF_LOG:
         cause = _BY_REASON.get(reason) or _BY_FAULT.get(REASONS[reason].fault)
-        return Explanation(cause, failure if failure.cause == cause else None, _OPTIONS.get(cause or ""))
+        return Explanation(
+            cause, failure if cause is not None and failure.cause == cause else None, _OPTIONS.get(cause or "")
+        )
     if failure.cause is None and reason == "signalled":
         failure = failure._replace(cause=find_failure([detail or ""]).cause)
     return Explanation(failure.cause, failure, failure.rule.option if failure.rule else None)

@@ -16,5 +16,9 @@ def show_page(
     session: ReadSession, caller: PageCaller, by: ByParameter = "project", days: DaysParameter = 30
 ) -> Response:
     rows = report(session, by, days)
-    most = max((row.cost for row in rows), default=0.0) or max((row.gpu_hours for row in rows), default=0.0)
-    return render_page("costs.html", caller=caller, by=by, days=days, rows=rows, most=most or 1.0)
+    total = sum(row.cost for row in rows)
+    hours = sum(row.gpu_hours for row in rows)
+    shares = [row.cost / total if total else row.gpu_hours / hours if hours else 0.0 for row in rows]
+    return render_page(
+        "costs.html", caller=caller, by=by, days=days, rows=[*zip(rows, shares, strict=True)], total=total
+    )

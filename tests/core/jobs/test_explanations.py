@@ -33,6 +33,7 @@ def test_logs_of_programs_that_failed(collected):
 
 
 def test_what_the_service_knows_wins_over_the_log():
+    assert explain("diverged", "loss is nan at step 7", ["step 7", "Terminated"]).failure is None
     log = next(log for log in LOGS if log["name"] == "requests dns")
     causes = {name: judge(log, name)[0] for name, reason in REASONS.items() if reason.final is JobState.FAILED}
     known = {"out_of_memory": "memory", "time_limit": "time", "preempted": "preempted", "worker_lost": "machine"}
