@@ -15,7 +15,7 @@ router = Router(dependencies=[Depends(require_key_or_session)])
 def show_page(
     session: ReadSession, caller: PageCaller, by: ByParameter = "project", days: DaysParameter = 30
 ) -> Response:
-    rows = report(session, by, days)
+    rows = report(session, by, days)[:: -1 if by == "day" else 1]
     total = sum(row.cost for row in rows)
     hours = sum(row.gpu_hours for row in rows)
     shares = [row.cost / total if total else row.gpu_hours / hours if hours else 0.0 for row in rows]
