@@ -28,7 +28,7 @@ def test_the_client_has_no_package_of_the_server(wheels):
         metadata = wheel.read("gradient_jobs_client-0.1.0.dist-info/METADATA").decode()
     assert top == {"gradient_cli", "gradient_jobs", "gradient_jobs_client-0.1.0.dist-info"}
     required = re.findall(r"^Requires-Dist: ([\w-]+)", metadata, re.MULTILINE)
-    assert required == ["pathspec", "shtab", "tomli", "websockets", "cloudpickle"]
+    assert required == ["pathspec", "shtab", "tomli", "websockets", "mcp", "cloudpickle"]
     assert "\nRequires-Python: >=3.9\n" in metadata
     assert "\nLicense-File: LICENSE\n" in metadata
 

@@ -35,7 +35,10 @@ def _parse(text: str) -> MetricPattern:
     name = name.strip()
     if not name or not name.isprintable() or len(name) > _MAX_NAME or not expression:
         raise _refuse(text, f"Write NAME=EXPRESSION, with a name of at most {_MAX_NAME} characters")
-    compiled = compile_expression(expression, "metricPatterns")
+    try:
+        compiled = compile_expression(expression, "metricPatterns")
+    except SpecInvalid as error:
+        raise _refuse(text, error.message.rstrip(".")) from error
     if compiled.groups != 1:
         raise _refuse(
             text,
@@ -47,14 +50,15 @@ def _parse(text: str) -> MetricPattern:
 def compile_expression(expression: str, field: str) -> Any:  # noqa: ANN401 - re2 has no types
     if not 0 < len(expression) <= _MAX_EXPRESSION or not expression.isprintable():
         raise SpecInvalid(
-            f"{quoted(expression)}: an expression has 1 to {_MAX_EXPRESSION} printable characters.", field=field
+            f"An expression has 1 to {_MAX_EXPRESSION} printable characters, and this one has {len(expression)}.",
+            field=field,
         )
     try:
         return re2.compile(expression, _OPTIONS)
     except re2.error as error:
         why = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else error
         raise SpecInvalid(
-            f"{quoted(expression)}: RE2, which does not support lookaround or backreferences, reports: {why}",
+            f"RE2, which does not support lookaround or backreferences, reports of {quoted(expression)}: {why}",
             field=field,
         ) from error
 
