@@ -36,6 +36,7 @@ from core.monitoring import tracing
 from core.notifications import receivers
 from core.security import credentials
 from core.security.encryption import Vault
+from core.security.key_rights import KeyRights
 from core.settings import Settings
 from core.storage.workspaces import StoredWorkspace
 from core.storage.workspaces.limits import WorkspaceLimits
@@ -197,8 +198,7 @@ def dry_run(
     follows = bool(valid.spec.after or valid.spec.inputs)
     with app_state.database.read() as session:
         dependencies.check(session, valid.spec, lock=False)
-        project_id, name = _find_project(session, request)
-        rights.check_project(session, project_id, name)
+        project_id, name = _find_project(session, request, rights)
         job = _prospective_job(valid, backend, project_id, request.nodes if members else None)
         job.submitted_by, job.user_id = key_id, receivers.owner_of(session, key_id)
         offered, waits = live_workers(session), prospective_waits(session, [job])[job.id]
@@ -225,12 +225,15 @@ def dry_run(
     )
 
 
-def _find_project(session: Session, request: SubmitJob) -> tuple[str, str]:
-    """Return a job's project: its id, empty if it is yet to be created, and its name."""
+def _find_project(session: Session, request: SubmitJob, rights: KeyRights) -> tuple[str, str]:
+    """Return a job's project, if the key may use it: its id, empty if it is yet to be created, and its name."""
     if request.project_id:
-        return request.project_id, queries.project(session, request.project_id).name
-    name = request.project or DEFAULT_PROJECT
-    return projects.find_id(session, name) or "", name
+        project_id, name = request.project_id, queries.project(session, request.project_id).name
+    else:
+        name = request.project or DEFAULT_PROJECT
+        project_id = projects.find_id(session, name) or ""
+    rights.check_project(session, project_id, name)
+    return project_id, name
 
 
 def clone(
