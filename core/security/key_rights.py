@@ -14,7 +14,7 @@ from core.errors import KeyRefused, SpecInvalid
 SCOPES = ("read", "submit", "admin")
 """Each includes those before it. read: see everything; submit: submit, and change what is its own."""
 MAX_JOBS = 1_000_000
-_MAX_NAMED = 100  # projects or machine types
+MAX_NAMED = 100  # projects or machine types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,8 @@ class KeyRights:
         if self.max_jobs is not None and not 1 <= self.max_jobs <= MAX_JOBS:
             raise SpecInvalid(f"{self.max_jobs:,} is not in the range 1 to {MAX_JOBS:,}.", field="maxJobs")
         for field, names in (("projects", self.projects), ("machineTypes", self.machine_types)):
-            if names is not None and not 1 <= len(names) <= _MAX_NAMED:
-                raise SpecInvalid(f"Name 1 to {_MAX_NAMED}, or leave it out for all.", field=field)
+            if names is not None and not 1 <= len(names) <= MAX_NAMED:
+                raise SpecInvalid(f"Name 1 to {MAX_NAMED}, or leave it out for all.", field=field)
         unknown = sorted({*(self.machine_types or ())} - {*machine_types})
         if unknown:
             raise SpecInvalid(f"There is no machine type {unknown[0][:80]!r}.", field="machineTypes")

@@ -3,6 +3,7 @@ from typing import Literal, TypeAlias
 from pydantic import Field
 
 from core.jobs.costs.budgets import MAX_BUDGETS
+from core.security.key_rights import MAX_NAMED
 from core.settings.limits import MAX_DAYS
 from service.schemas.base import LimitedList, RequestModel, Time, View
 from service.schemas.projects import BUDGETS, BudgetView
@@ -63,8 +64,12 @@ class CreateKey(RequestModel):
     name: str = Field(description="who or what the key is for")
     days: int | None = Field(None, description=f"days until it expires, 1 to {MAX_DAYS:,}; null: never")
     scope: Scope = Field("submit", description=_SCOPE)
-    projects: list[str] | None = Field(None, description="names of the projects that it may submit to; null: all")
-    machine_types: list[str] | None = Field(None, description="machine types that it may use; null: all")
+    projects: LimitedList[str] | None = Field(
+        None, max_length=MAX_NAMED, description="names of the projects that it may submit to; null: all"
+    )
+    machine_types: LimitedList[str] | None = Field(
+        None, max_length=MAX_NAMED, description="machine types that it may use; null: all"
+    )
     max_jobs: int | None = Field(None, description="most unfinished jobs that it may have at once; null: no limit")
     agent: bool = Field(default=False, description="whether a program acts with it, not a person")
     budgets: LimitedList[str] = Field(default_factory=list, max_length=MAX_BUDGETS, description=BUDGETS)

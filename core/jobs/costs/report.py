@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import case, func, literal, or_, select, true
+from sqlalchemy import case, func, literal, select, true, union_all
 from sqlalchemy.orm import Session
 
 from core.db.database import UtcDateTime, now
@@ -62,13 +62,14 @@ def _sums(
     start, present = (literal(time, UtcDateTime()) for time in (since, at))
     began = select(Attempt).where(Attempt.job_id == Job.id)
     named = literal("") if isinstance(name, str) else name
-    costs = select(
+    ran = select(
         named.label("name"),
         amounts.cost(dialect, since=start, at=present).label("cost"),
         amounts.gpu_hours(dialect, since=start, at=present).label("gpu_hours"),
         (true() if until is None else began.where(Attempt.started_at < until).exists()).label("counts"),
-    ).where(Job.attempt > 0, or_(Job.finished_at >= since, IS_ATTEMPTED))
-    jobs = costs.subquery()
+    )
+    ended = Job.attempt > 0, Job.finished_at >= since
+    jobs = union_all(ran.where(*ended), ran.where(IS_ATTEMPTED)).subquery()  # each by an index of its own
     sums = func.sum(jobs.c.cost), func.sum(jobs.c.gpu_hours), func.count(case((jobs.c.counts, 1)))
     query = select(jobs.c.name, *sums).group_by(jobs.c.name)
     return [CostRow(text.lstrip("\x7f"), *values) for text, *values in session.execute(query)]

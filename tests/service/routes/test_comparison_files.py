@@ -103,7 +103,7 @@ def test_the_same_file_is_imported_once_and_goes_on_unchanged(client, exported):
     assert first.json() == again.json()
     path = f"/comparisons/{first.json()['id']}"
     assert client.get(f"{path}/export").text == text
-    assert client.post(f"{path}/repeats", json={"maxJobCosts": {"CPU": None}}).status_code == 400
+    assert client.post(f"{path}/repeats", json={"machineTypes": ["CPU"]}).status_code == 400
     assert client.delete(path).status_code == 204
     assert client.get(path).status_code == 404
     assert send(client, text).status_code == 201

@@ -8,7 +8,7 @@ from sqlalchemy import select, update
 from support.live_service import make_job_body
 
 from core.db.database import now
-from core.db.models.jobs import Job
+from core.db.models.jobs import Attempt, Job
 from core.settings.limits import LimitSettings
 from service.auth.per_key_limits import Limits
 
@@ -114,7 +114,9 @@ def test_the_line_of_an_array_has_the_time_and_the_cost_of_all_its_members(clien
         ended = session.scalars(now().select()).one()
         for job in session.scalars(select(Job).where(Job.state == "succeeded")):
             began = ended - timedelta(hours=3 if job.id == alone else 2)
-            session.execute(update(Job).where(Job.id == job.id).values(started_at=began, ended_at=ended))
+            times = {"started_at": began, "ended_at": ended}
+            session.execute(update(Job).where(Job.id == job.id).values(times))
+            session.execute(update(Attempt).where(Attempt.job_id == job.id).values(times))
     price = client.get(f"/jobs/{alone}").json()["pricePerHour"]
 
     def folded(query=""):

@@ -142,7 +142,7 @@ def test_an_unknown_state_is_refused_with_those_there_are(client):
 def test_every_inside_state_has_an_outside_name():
     from_filters = set(PUBLIC_STATES)
     assert from_filters == {"Pending", "Running", "Kept", "Stopped", "Failed", "Error", "Cancelled"}
-    assert len(JobState) == 7
+    assert len(JobState) == 8
 
 
 def test_lists_narrow_by_project_machine_and_name(client):

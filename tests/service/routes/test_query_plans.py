@@ -36,6 +36,7 @@ IN_ORDER = ("SCAN jobs", "SCAN jobs USING INDEX ix_jobs_project_id_kept")
 """Steps of such reads; the index has all that a count needs."""
 OF_LIVE_JOBS = (
     "INDEX ix_jobs_active",
+    "INDEX ix_jobs_attempted",
     "INDEX ix_jobs_queue",
     "INDEX ix_jobs_waiting_pool",
     "INDEX ix_events_to_notify",

@@ -35,9 +35,8 @@ def why(args: argparse.Namespace) -> int:
     }
     print_fields(fields)
     if clone := explanation["clone"]:
-        terminal.print_message(
-            f"next\n  gradient-cli jobs clone {explanation['id']} --{clone['option']} {clone['value']}"
-        )
+        change = f"--{clone['option']} {clone['value']}"
+        terminal.print_message(f"next\n  gradient-cli jobs clone {explanation['id']} {change}")
     return OK
 
 

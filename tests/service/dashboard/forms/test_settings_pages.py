@@ -167,7 +167,7 @@ def test_receivers_are_saved_tested_and_deleted(signed_in_browser, client, api_k
     [
         ({"name": "9 lives"}, "is not a name for a receiver"),
         ({"events": "job.fail"}, "Did you mean job.failed?"),
-        ({"quiet": "soon"}, "not a number of minutes"),
+        ({"quiet": "soon"}, "not a whole number"),
         ({"url": "hush://x"}, "scheme is not supported"),
     ],
 )
