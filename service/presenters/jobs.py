@@ -16,7 +16,7 @@ from core.errors import SpecInvalid
 from core.formatting import format_moment
 from core.jobs import projects, queries
 from core.jobs.costs import amounts
-from core.jobs.keeping import kept_until
+from core.jobs.kept_jobs import kept_until
 from core.jobs.projects import ActiveCounts
 from core.jobs.queries import JobFilter, relations_of
 from core.jobs.reasons import CANNOT_START, REASONS, reason_message

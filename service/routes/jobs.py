@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeAlias
 from fastapi import Depends, Header, Query, Request, Response
 
 from core.db.database import on_commit
-from core.jobs import keeping, lifecycle, queries
+from core.jobs import kept_jobs, lifecycle, queries
 from service import job_actions
 from service.app_state import AppState
 from service.auth.authentication import Caller, ListSlot, PageCaller, SearchSlot
@@ -227,7 +227,7 @@ def stop_job(
 @runs_in(lambda lanes: lanes.urgent)
 def release_job(session: WriteSession, app_state: AppStateDep, _caller: Caller, job_id: str) -> JobView:
     """End the time for which the machine of a failed job is kept."""
-    job = keeping.release(session, job_id)
+    job = kept_jobs.release(session, job_id)
     on_commit(session, app_state.wake)
     return job_view(session, app_state, job)
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.errors import GradientError, LeaseLost, StoreUnavailable
-from core.jobs import keeping, lifecycle, queries
+from core.jobs import kept_jobs, lifecycle, queries
 from core.jobs.costs import limits
 from core.jobs.reasons import reason_message
 from core.jobs.scheduling import claims, workers
@@ -259,7 +259,7 @@ class AttemptRun:
 
         def close(session: Session) -> Job:
             if outputs is None:
-                return keeping.end(session, ended, settles=settles)
+                return kept_jobs.end(session, ended, settles=settles)
             outputs.record(session, ended)
             return lifecycle.finish(session, ended, artifacts_state=outputs.artifacts_state, settles=settles)
 

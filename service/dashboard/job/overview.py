@@ -12,7 +12,7 @@ from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from core.db.database import on_commit
-from core.jobs import keeping, lifecycle
+from core.jobs import kept_jobs, lifecycle
 from core.jobs.spec.arrays import is_array_id, is_sweep_id
 from core.jobs.tracking import metrics
 from service.app_state import AppState
@@ -106,7 +106,7 @@ def stop_job(session: WriteSession, app_state: AppStateDep, job_id: str) -> Resp
 @router.post("/ui/jobs/{job_id}/release", dependencies=[SameOriginForm])
 @runs_in(lambda lanes: lanes.urgent)
 def release_job(session: WriteSession, app_state: AppStateDep, job_id: str) -> Response:
-    keeping.release(session, job_id)
+    kept_jobs.release(session, job_id)
     on_commit(session, app_state.wake)
     return RedirectResponse(job_url(job_id), 303)
 

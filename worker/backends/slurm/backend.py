@@ -38,8 +38,8 @@ from worker.backends.slurm.commands import Commands, SlurmError
 from worker.backends.slurm.containers import Containers, image_digest
 from worker.backends.slurm.ends import EndedJobs
 from worker.backends.slurm.follower import PENDING, RUNNING, Follower, is_started
-from worker.backends.slurm.handover import ID_FILE, HandOver
 from worker.backends.slurm.node import USAGE_FILE
+from worker.backends.slurm.submitter import ID_FILE, Submitter
 from worker.backends.slurm.text import SlurmJob
 from worker.runner.control_files import (
     STOPPING_FILE,
@@ -73,14 +73,14 @@ class SlurmBackend(Backend):
         self._containers = Containers(settings, self._commands)
         self._nodes = nodes.Nodes()
         self._ports = PortForwarder(settings.ports.bind, self._connect)
-        self._handover = HandOver(settings, self._commands, self._follower)
+        self._submitter = Submitter(settings, self._commands, self._follower)
         self._submitting: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def launch(self, spec: LaunchSpec, confirm: Callable[[], None], progress: Progress) -> Handle:
         spec.check()  # whether the job was stopped meanwhile
-        self._handover.raise_if_prepared(spec)
+        self._submitter.raise_if_prepared(spec)
         with self._submitting[spec.name]:
-            job_id = self._handover.find(spec, progress)
+            job_id = self._submitter.find(spec, progress)
             if job_id is None:
                 if not may_have_launched(spec.control):
                     self._ports.check(spec.name, spec.ports)
@@ -89,7 +89,7 @@ class SlurmBackend(Backend):
                     if spec.container is not None:
                         self._containers.prepare(spec, progress)
                     submission.write_environment(spec)
-                job_id = self._handover.submit(spec, confirm, progress)
+                job_id = self._submitter.submit(spec, confirm, progress)
             else:
                 confirm()
         self._submitting.pop(spec.name, None)
@@ -102,7 +102,7 @@ class SlurmBackend(Backend):
         return handle | {"slurm": allocation, "stop_grace": spec.job_spec.stop_grace}
 
     def submit_members(self, names: Collection[str], limit: int | None) -> None:
-        self._handover.submit_members(names, limit)
+        self._submitter.submit_members(names, limit)
 
     def has_containers(self) -> bool:
         return self._containers.find_program() is not None

@@ -89,7 +89,7 @@ def test_members_are_one_array_with_the_limit_and_each_has_an_end_of_its_own(pla
 def test_a_worker_killed_in_a_submission_is_followed_by_one_that_submits_once(place, monkeypatch, point):
     array = Array(place, 3)
     with monkeypatch.context() as patch:
-        patch.setattr("worker.backends.slurm.handover.failpoint", lambda name: kill() if name == point else None)
+        patch.setattr("worker.backends.slurm.submitter.failpoint", lambda name: kill() if name == point else None)
         with pytest.raises(Killed):
             array.submit()
     place.backend = place.new_instance()
@@ -124,7 +124,7 @@ def test_an_array_that_is_too_large_is_submitted_in_slices_that_keep_its_limit(p
 
 
 def test_a_member_that_is_stopped_while_slurm_is_full_is_not_submitted(place, monkeypatch):
-    monkeypatch.setattr("worker.backends.slurm.handover._RETRY_SECONDS", 1)
+    monkeypatch.setattr("worker.backends.slurm.submitter._RETRY_SECONDS", 1)
     run, array, refused = place.backend._commands.run, Array(place, 2), []
 
     def refuse_once(program, *words):

@@ -46,7 +46,7 @@ def kill(*_):
 def test_a_worker_killed_in_a_submission_is_followed_by_one_that_submits_once(place, monkeypatch, point):
     spec = place.spec('echo run >>"$PWD/runs"; echo up; sleep 600')
     with monkeypatch.context() as patch:
-        patch.setattr("worker.backends.slurm.handover.failpoint", lambda name: kill() if name == point else None)
+        patch.setattr("worker.backends.slurm.submitter.failpoint", lambda name: kill() if name == point else None)
         with pytest.raises(Killed):
             place.launch(spec)
     place.backend = place.new_instance()
@@ -105,7 +105,7 @@ def launch_with_kill(place, spec, victim, cluster):
 @pytest.mark.parametrize("phase", ["submission", "run", "end"])
 @pytest.mark.parametrize("victim", ["slurmdbd", "n1", "worker", "slurmctld"])
 def test_a_kill_neither_loses_nor_doubles_a_job(slurm_accounting, tmp_path, monkeypatch, victim, phase):
-    monkeypatch.setattr("worker.backends.slurm.backend._RETRY_SECONDS", 1.0)
+    monkeypatch.setattr("worker.backends.slurm.submitter._RETRY_SECONDS", 1.0)
     cluster, settings = slurm_accounting, SlurmSettings(enabled=True, poll_seconds=1, options=["--nodelist=n1"])
     place = BackendHarness("slurm", tmp_path, slurm=settings)
     spec = place.spec(UNTIL_GO)
@@ -115,7 +115,7 @@ def test_a_kill_neither_loses_nor_doubles_a_job(slurm_accounting, tmp_path, monk
     else:
         handle = place.launch(spec)
         wait_until(lambda: place.output(spec) == b"up\n", "its first line")
-        cluster.save(handle["slurm"]["id"])
+        cluster.save(handle["slurm"]["name"])
         if phase == "end":
             (spec.workspace / "go").touch()
         if victim == "worker":
@@ -141,7 +141,7 @@ def test_a_controller_that_is_away_for_long_loses_no_job(place, slurm, monkeypat
     monkeypatch.setattr("worker.backends.slurm.ends.time", later)
     monkeypatch.setattr("worker.backends.slurm.follower._REST_FACTOR", 0)
     spec, handle = place.running(UNTIL_GO)
-    slurm.save(handle["slurm"]["id"])
+    slurm.save(handle["slurm"]["name"])
     slurm.kill("slurmctld")
     until, reports = time.monotonic() + 6, []
     place.job_id = f"{place.job_id[:-1]}0"

@@ -30,7 +30,7 @@ class _Attempt:
     error: Exception | None = None  # why it is not submitted
 
 
-class HandOver:
+class Submitter:
     def __init__(self, settings: Settings, commands: Commands, follower: Follower) -> None:
         self._settings, self._commands, self._follower = settings, commands, follower
         self._members: dict[str, _Attempt] = {}  # of arrays, until they are submitted
