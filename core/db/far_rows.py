@@ -79,12 +79,12 @@ _SOUND: dict[str, list[str]] = {
             f'$[*].keyvalue() ? (@.key != "memory" && @.key != "index").value {_NEITHER_STRING_NOR_NULL}',
         ),
         _is_json(
-            "tpu",
+            "allocation",
             "object",
             *(f'strict $ ? (!exists (@.{name} ? (@.type() == "string")))' for name in ("zone", "name", "type")),
             f"$.url {_NEITHER_STRING_NOR_NULL}",
         )
-        + " AND (tpu::jsonb ? 'url')",
+        + " AND (allocation::jsonb ? 'url')",
         *_are_times("ended_at started_at"),
         *_within("artifact_bytes log_bytes peak_gpu_memory_bytes peak_memory_bytes", "0", "9007199254740992"),
         *_within("mean_cpu_percent mean_gpu_percent mean_host_cpu_percent peak_cpu_percent", "0", "1e12"),

@@ -97,7 +97,7 @@ def set_phase(session: Session, job: Job, phase: str, detail: str | None = None)
 def mark_running(session: Session, job: Job, handle: dict[str, Any], at: ColumnElement[Any] | None = None) -> Job:
     """Record that the command runs since this time: `starting → running`, with the handle to find it by.
 
-    The image, GPUs and machine in the handle (`image`, `gpus`, `tpu` or `slurm`) are stored with the attempt. The event
+    The image, GPUs and machine in the handle (`image`, `gpus`, `allocation`) are stored with the attempt. The event
     reports a job that runs without a sandbox, or in one without a network of its own (`sandboxed` or `own_network` is
     False), or in one that is localhost alone (`leads_out` is False).
     """
@@ -118,7 +118,7 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any], at: ColumnE
         started_at=moved.started_at,
         image_digest=moved.image_digest,
         gpus=handle.get("gpus"),
-        tpu=handle.get("tpu") or handle.get("slurm"),
+        allocation=handle.get("allocation"),
     )
     _add_started(session, moved, source, handle)
     return moved

@@ -282,7 +282,7 @@ def _machine_fields(attempt: Attempt | None, job: Job) -> dict[str, Any]:
 
 
 def _machine_view(attempt: Attempt | None, job: Job) -> dict[str, Any]:
-    machine = attempt.tpu if attempt else None
+    machine = attempt.allocation if attempt else None
     if attempt is None or machine is None:
         return {"tpu": None, "slurm": None}
     hosts, exits = machine.get("addresses", ()), machine.get("exits", {})

@@ -19,9 +19,9 @@ from core.security import worker_logins, worker_tokens
 from core.settings import Settings
 
 MAY_UPDATE = {
-    "attempts": "artifact_bytes ended_at exit_code gpus image_digest log_bytes mean_cpu_percent mean_gpu_percent "
-    "mean_host_cpu_percent peak_cpu_percent peak_gpu_memory_bytes peak_gpu_percent peak_memory_bytes reason "
-    "reason_detail sampled_seconds started_at tpu",
+    "attempts": "allocation artifact_bytes ended_at exit_code gpus image_digest log_bytes mean_cpu_percent "
+    "mean_gpu_percent mean_host_cpu_percent peak_cpu_percent peak_gpu_memory_bytes peak_gpu_percent peak_memory_bytes "
+    "reason reason_detail sampled_seconds started_at",
     "job_params": "number text",
     "jobs": "artifacts_state ended_at exit_code finished_at handle heartbeat_at host image_digest lease machine_faults "
     "phase phase_detail reason reason_detail run_after started_at state worker",
@@ -255,8 +255,8 @@ MALFORMED = (
     "UPDATE attempts SET gpus = '[1]'",
     'UPDATE attempts SET gpus = \'[{"memory": "all"}]\'',
     "UPDATE attempts SET gpus = '[{\"uuid\": 1}]'",
-    "UPDATE attempts SET tpu = '[]'",
-    "UPDATE attempts SET tpu = '{}'",
+    "UPDATE attempts SET allocation = '[]'",
+    "UPDATE attempts SET allocation = '{}'",
     "UPDATE attempts SET log_bytes = -1",
     "UPDATE attempts SET mean_cpu_percent = 'NaN'",
     "UPDATE attempts SET sampled_seconds = 'Infinity'",
@@ -286,7 +286,7 @@ SOUND = (
     "UPDATE jobs SET lease = lease + 1, machine_faults = machine_faults + 1, started_at = now(), ended_at = NULL",
     "UPDATE jobs SET handle = '{\"sandboxed\": true}', reason = 'completed', artifacts_state = 'partial'",
     'UPDATE attempts SET gpus = \'[{"index": 0, "uuid": "u", "memory": 1, "driver": null}]\', log_bytes = 5',
-    'UPDATE attempts SET tpu = \'{"zone": "z", "name": "n", "type": "t", "url": null}\', reason = \'process_lost\'',
+    'UPDATE attempts SET allocation = \'{"zone": "z", "name": "n", "type": "t", "url": null}\', reason = \'disk_full\'',
     "UPDATE workers SET gpus = '[\"0\"]', backends = '[]', gpu_faults = '{\"0\": \"X\"}', machine_types = NULL",
     'INSERT INTO metrics SELECT id, 1, \'job\', 7, 1, now(), \'{"a": "NaN", "b": 1e3}\' FROM jobs',
     "INSERT INTO repair_counts VALUES ('strays', 3, now(), 'a')",

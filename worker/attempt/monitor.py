@@ -184,8 +184,7 @@ class JobMonitor:
         shipped = self._recorder.ship()
         if (exits := self._backend.node_exits(self._handle)) != self._node_exits:
             self._node_exits = exits
-            machine = self._handle.get("tpu") or self._handle["slurm"]
-            self._recorder.set_attempt({"tpu": machine | {"exits": exits}})
+            self._recorder.set_attempt({"allocation": self._handle["allocation"] | {"exits": exits}})
         if ended is None:
             return None, shipped
         elapsed, values = self.ended_at - self._began, None

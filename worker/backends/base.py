@@ -27,7 +27,7 @@ Handle = dict[str, Any]
 
 `notes` are for the job's user.
 `gpus` may describe the job's GPUs: for each its index and, as far as known, uuid, name, memory (bytes), serial, driver
-and cuda. `image` describes the image it runs, and `tpu` its TPU: zone, name, type, url, and addresses by rank.
+and cuda. `image` describes the image it runs, and `allocation` its TPU or job in Slurm, as in `Attempt`.
 `sandboxed` and `own_network` are set for a process of this host: whether it runs in a sandbox, and whether that has a
 network of its own, into which `ports` (external, internal) of this host lead; `leads_out`:
 whether that reaches more than localhost, unless the job wants none. `over` is added to destroy what an

@@ -277,10 +277,10 @@ class Attempt(Base):
     artifact_bytes: Mapped[int | None] = mapped_column(BigInteger)  # bytes kept of both; None until they are collected
     gpus: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
     """Its GPUs, in the attempt's numbering: index, uuid, name, memory (bytes), serial, driver, cuda."""
-    tpu: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    allocation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """Its TPU: zone, name, type, url (None if the job runs on the TPU VM), addresses by rank, exits by rank.
 
-    Of a job in Slurm its allocation: zone is the partition, name the job's number there, type `slurm`."""
+    Of a job in Slurm: zone is the partition, name the job's number there, type `slurm`."""
     sampled_seconds: Mapped[float | None]  # running time covered by the means below; None: no sample yet
     peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     peak_cpu_percent: Mapped[float | None]  # 100 is one CPU

@@ -340,7 +340,7 @@ def test_a_tpu_is_shown_once_it_is_known(client, database, worker):
     job = worker.claim()
     tpu = {"zone": "us-central1-b", "name": "gj-1", "type": "v2-8", "url": "grpc://10.0.0.2:8470"}
     with database.write() as session:
-        lifecycle.mark_running(session, job, {"pid": 1, "tpu": tpu})
+        lifecycle.mark_running(session, job, {"pid": 1, "allocation": tpu})
     shown = client.get(f"/jobs/{job_id}").json()["tpu"]
     assert shown == {"zone": "us-central1-b", "name": "gj-1", "type": "v2-8", "grpcUrl": tpu["url"], "nodes": []}
     assert re.search("gj-1</code>, v2-8.*us-central1-b, grpc://10.0.0.2:8470", client.get(f"/ui/jobs/{job_id}").text)

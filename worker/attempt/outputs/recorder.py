@@ -53,7 +53,7 @@ class OutputRecorder:
     """Ships output and metrics of one attempt to the stores, while it runs and at its end."""
 
     def __init__(self, context: WorkerContext, job: Job, scratch: Scratch) -> None:
-        self.guards = Guards(job.spec, accelerators=bool(job.gpus or "tpu" in (job.handle or {})))
+        self.guards = Guards(job.spec, accelerators=bool(job.gpu_count or "device" in (job.handle or {})))
         self._context = context
         self._job = job
         self._scratch = scratch

@@ -99,7 +99,7 @@ class SlurmBackend(Backend):
         handle |= {"ports": [(port.external, port.internal) for port in spec.ports]}
         names = nodes.list_names(self._commands, spec, job.nodes)
         allocation = {"zone": job.partition, "name": job_id, "type": "slurm", "url": None, "addresses": names}
-        return handle | {"slurm": allocation, "stop_grace": spec.job_spec.stop_grace}
+        return handle | {"allocation": allocation, "stop_grace": spec.job_spec.stop_grace}
 
     def submit_members(self, names: Collection[str], limit: int | None) -> None:
         self._submitter.submit_members(names, limit)

@@ -91,5 +91,5 @@ class Nodes:
 
 
 def _names(handle: Handle) -> list[str]:
-    names: list[str] = handle.get("slurm", {}).get("addresses", [])
+    names: list[str] = handle.get("allocation", {}).get("addresses", [])
     return names

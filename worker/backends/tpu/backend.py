@@ -194,7 +194,7 @@ class TpuBackend(CloudBackend):
         entry = ResourceEntry(**handle["device"])
         ended_by_us = self._read_failure(handle)
         failed = ended is not None and (ended.code != 0 or ended_by_us is not None)
-        failure = ended_by_us or self._health_monitor.failure(entry, handle["tpu"]["addresses"], last=failed)
+        failure = ended_by_us or self._health_monitor.failure(entry, handle["allocation"]["addresses"], last=failed)
         if failure is None and vm_client is not None and ended is None:
             failure = vm_client.follower(_vm_handle(handle)).silent()
         if ended is None:
@@ -328,7 +328,7 @@ class TpuBackend(CloudBackend):
     def _stay_connected(self, handle: Handle, seconds: float) -> None:
         """Tell a node that was made for its job that this worker follows it."""
         if handle["device"]["kind"] != POOL:
-            self.presence.keep(handle["name"], handle["tpu"]["url"], seconds)
+            self.presence.keep(handle["name"], handle["allocation"]["url"], seconds)
 
     def _vm_client_for(self, spec: LaunchSpec, machine: MachineType) -> VmClient | None:
         """Return the runner of this attempt on its TPU VM; None: the job runs on the worker's host."""
@@ -410,7 +410,7 @@ def _make_handle(spec: LaunchSpec, device: ReservedTpu, *, on_vm: bool) -> Handl
     return {
         **spec.base_handle(),
         "device": asdict(device.entry),
-        "tpu": {
+        "allocation": {
             "zone": node.zone,
             "name": node.id,
             "type": node.accelerator_type,

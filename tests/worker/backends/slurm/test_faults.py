@@ -115,7 +115,7 @@ def test_a_kill_neither_loses_nor_doubles_a_job(slurm_accounting, tmp_path, monk
     else:
         handle = place.launch(spec)
         wait_until(lambda: place.output(spec) == b"up\n", "its first line")
-        cluster.save(handle["slurm"]["name"])
+        cluster.save(handle["allocation"]["name"])
         if phase == "end":
             (spec.workspace / "go").touch()
         if victim == "worker":
@@ -141,7 +141,7 @@ def test_a_controller_that_is_away_for_long_loses_no_job(place, slurm, monkeypat
     monkeypatch.setattr("worker.backends.slurm.ends.time", later)
     monkeypatch.setattr("worker.backends.slurm.follower._REST_FACTOR", 0)
     spec, handle = place.running(UNTIL_GO)
-    slurm.save(handle["slurm"]["name"])
+    slurm.save(handle["allocation"]["name"])
     slurm.kill("slurmctld")
     until, reports = time.monotonic() + 6, []
     place.job_id = f"{place.job_id[:-1]}0"

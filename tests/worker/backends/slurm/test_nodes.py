@@ -65,7 +65,7 @@ def test_nodes_of_one_allocation_find_each_other(place):
     handle = place.launch(spec)
     assert place.wait(handle).code == 0
     first, second = (log_of(place, spec, rank) for rank in range(2))
-    names, number = handle["slurm"]["addresses"], handle["slurm"]["name"]
+    names, number = handle["allocation"]["addresses"], handle["allocation"]["name"]
     assert first[0] == f"{names[0]} {number} 0 0 mine 127.0.0.1,127.0.0.1"
     assert second[0] == f"{names[1]} {number} 1 1 mine 127.0.0.1,127.0.0.1"
     configs = [json.loads(lines[1]) for lines in (first, second)]
@@ -117,7 +117,7 @@ def test_a_stop_reaches_all_nodes_and_a_restarted_worker_doubles_no_line(place):
 
 def test_a_lost_node_ends_the_job(place, slurm):
     _, handle = running(place, "echo up; sleep 600")
-    node = handle["slurm"]["addresses"][1]
+    node = handle["allocation"]["addresses"][1]
     slurm.fail_node(node)
     ended = place.wait(handle)
     slurm.start_daemon(node)

@@ -52,7 +52,7 @@ def test_a_zone_that_google_does_not_know_is_passed_over(make_google_harness, go
     hide_zone(google)
     place = make_google_harness(provisioning=way, zones=["us-central1-b", "us-west4-a"])
     handle = place.launch(place.spec("true"))
-    assert handle["tpu"]["zone"] == "us-west4-a"
+    assert handle["allocation"]["zone"] == "us-west4-a"
     place.wait(handle)
     place.backend.destroy(handle)  # and does not wait for the zone in which nothing was made
     google.tpus.hidden.clear()
