@@ -140,6 +140,23 @@ def build_spec(options: Mapping[str, Any], *, filed: bool = True) -> tuple[dict[
     return {**spec, **login}, workspace, include
 
 
+def build_remote_spec(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a job from options of somebody whose files and variables are not on this machine.
+
+    Nothing of this machine is read. Raises `UsageError`: a value has the wrong form, or an option is unknown.
+    """
+    flags = {_python_name(name): name for name in job_spec.option_names() if name not in {"envFile", "include"}}
+    api_names = {flag: name for name, flag in job_spec.FLAG_OF.items()} | job_spec.SENT_AS
+    spec: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in flags:
+            raise _unknown(name, flags)
+        flag = flags[name]
+        converted = flag in job_spec.FIELDS and flag != "array"  # which may name a file
+        spec[api_names.get(flag, flag)] = job_spec.FIELDS[flag][0](flag, value) if converted else value
+    return spec
+
+
 def _unknown(name: str, names: Iterable[str]) -> UsageError:
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"Did you mean {near[0]}?" if near else f"Known options: {', '.join(names)}."

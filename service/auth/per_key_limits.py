@@ -28,6 +28,7 @@ _QUEUE_RETRY_SECONDS = 30.0
 _SLOT_RETRY_SECONDS = 5.0
 _SLOT_WAIT_SECONDS = 20.0  # below the 30 s after which clients and proxies usually give up
 _SESSION_WAIT_SECONDS = 1.0
+_TOOL_CALLS = 200  # those that wait for a job's end cost little
 _EXEC_CONNECTIONS = 64  # a notebook's page opens about 20; each costs two descriptors
 _GRANT_DIVISOR = 8
 _GRANT_SECONDS = 30.0
@@ -239,4 +240,5 @@ class Limits:
         self.uploads = slots(settings.uploads, "uploads", "uploads")
         slots = partial(slots, wait_seconds=min(wait_seconds, _SESSION_WAIT_SECONDS))
         self.exec_sessions = slots(settings.exec_sessions, "exec sessions", "exec_sessions")
+        self.tool_calls = slots(-(-_TOOL_CALLS // processes), "calls of agents' tools", None)
         self.exec_connections = slots(_EXEC_CONNECTIONS, "connections to jobs' ports", None)

@@ -19,6 +19,7 @@ from core.db.models.jobs import Job
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
 from core.ids import new_id
 from core.jobs import projects, queries, submission
+from core.jobs.costs import budgets
 from core.jobs.reasons import reason_message
 from core.jobs.scheduling import dependencies
 from core.jobs.scheduling.capacity import (
@@ -162,8 +163,7 @@ def check_and_store(
             raise SpecInvalid(
                 f"{valid.machine.name} has {what}: it never ends a job. Set timeLimit instead.", field=name
             )
-    if not request.wait_anyway:
-        _check_fits(app_state, valid, request.nodes)
+    _check_fits(app_state, valid, request)
     workspace = store_workspace(app_state, upload, request.workspace_sha256)
     return replace(valid, spec=with_workspace(valid.spec, workspace))
 
@@ -190,8 +190,7 @@ def dry_run(
     valid, rights = validate(app_state, request, uploaded=uploaded), app_state.keys.rights(key_id)
     rights.check_machine_type(valid.machine.name)
     members = new_members(request, valid)
-    if not request.wait_anyway:
-        _check_fits(app_state, valid, request.nodes)
+    _check_fits(app_state, valid, request)
     if request.workspace_sha256 is not None and not app_state.workspaces.has(request.workspace_sha256):
         raise _workspace_not_stored()
     machine, backend = valid.machine, app_state.backend_for(valid.machine)
@@ -201,6 +200,7 @@ def dry_run(
         project_id, name = _find_project(session, request, rights)
         job = _prospective_job(valid, backend, project_id, request.nodes if members else None)
         job.submitted_by, job.user_id = key_id, receivers.owner_of(session, key_id)
+        budgets.check(session, job, len(members) if request.nodes else 1)
         offered, waits = live_workers(session), prospective_waits(session, [job])[job.id]
     return DryRun(
         job=resolved_view(valid.spec, machine, backend, {"id": request.project_id, "name": name}, valid.image),
@@ -396,11 +396,12 @@ def _prospective_job(valid: ValidatedJob, backend: str, project_id: str, nodes: 
     )
 
 
-def _check_fits(app_state: AppState, valid: ValidatedJob, nodes: int | None) -> None:
+def _check_fits(app_state: AppState, valid: ValidatedJob, request: SubmitJob) -> None:
     """Refuse a job that is too large for every running worker of its machine type; without one, it may wait."""
-    spec, machine = valid.spec, valid.machine
+    spec, machine, nodes = valid.spec, valid.machine, request.nodes
     backend = app_state.backend_for(machine)
-    if not (spec.cpus or spec.memory_mb or machine.gpus or nodes) or capabilities_of(backend).own_queue:
+    may_not_fit = spec.cpus or spec.memory_mb or machine.gpus or nodes
+    if request.wait_anyway or not may_not_fit or capabilities_of(backend).own_queue:
         return
     job = _prospective_job(valid, backend, "", nodes)
     with app_state.database.read() as session:

@@ -23,5 +23,6 @@ def serve(args: argparse.Namespace) -> int:
             f"the library mcp is missing ({error.name or error})",
             hint="Python 3.10 or newer: pip install 'gradient-jobs-client[mcp]'.",
         ) from None
-    tools.build_server(getattr(args, "url", None), getattr(args, "apiKey", None), write=args.write).run()
+    caller = tools.local_caller(getattr(args, "url", None), getattr(args, "apiKey", None))
+    tools.build_server(lambda: caller, write=args.write).run()
     return OK

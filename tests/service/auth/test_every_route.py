@@ -133,6 +133,7 @@ def test_a_key_with_the_scope_read_reads_every_route_and_changes_nothing(app, an
         "/tensorboards",
         "/ui/tensorboard",
         "/jobs/{job_id}/artifacts/contents",
+        "/mcp",
     }
 
 

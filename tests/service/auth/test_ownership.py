@@ -50,6 +50,7 @@ OF_WORKERS = "/worker/"
 OF_SEVERAL = {"act_on_jobs"}
 """Routes that change several jobs, and answer for each."""
 OTHER = {
+    "call_tools",
     "change_views",
     "choose_columns",
     "compare_jobs",

@@ -144,6 +144,6 @@ def test_a_dry_run_says_what_a_ceiling_or_a_budget_of_the_key_lets_start(client,
     assert (plan["waitReason"], plan["wouldStart"]) == ("waiting_for_machine", "would start at once")
     assert client.post("/jobs", json=body, headers=own).status_code == 201
     worker.start()
-    plan = client.post("/jobs?dryRun=true", json=body | {"timeLimit": 3600}, headers=own).json()
+    plan = client.post("/jobs?dryRun=true", json=body | {"timeLimit": 3300}, headers=own).json()
     assert plan["waitReason"] == "budget"
     assert "the total budget of key ci, $3.00" in plan["waitMessage"]
