@@ -55,6 +55,7 @@ START_SECONDS = 60.0
 _ARTIFACT_SECONDS = 10.0
 _SHUTDOWN_STEP_SECONDS = 0.2
 _STATSD_SECONDS = 0.5
+_WARNING_SECONDS = 2.0  # in which the wrapper gets to the warning: of two signals at once it may take the second first
 _SHUT_DOWN = "shut down"
 _SIGNALLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
 _DETAIL_CHARACTERS = 4000  # longest text of a report: the worker reads no more than 64 KiB of it
@@ -84,10 +85,8 @@ class Launcher(Protocol):
     def code(self) -> int | None:
         """Return the exit code, if the wrapper left none; None: it is unknown."""
 
-    def signal(self, number: int) -> None: ...
-
-    def warn(self, number: int) -> None:
-        """Send a signal to the main programs that handle it; they are recorded in WARNED_FILE."""
+    def signal(self, number: int) -> None:
+        """Send SIGTERM or SIGUSR1 to the wrapper, which stops or warns the job in order; or SIGKILL to all of it."""
 
     def pids(self) -> list[int]: ...
 
@@ -372,7 +371,10 @@ class JobRunner:
             if not self._applied:
                 write_control_file(self.control, STOPPING_FILE, _SHUT_DOWN)
             if self._warning not in {None, self._stop_signal}:
-                self.launcher.warn(self._warning)
+                self.launcher.signal(signal.SIGUSR1)
+                until = time.monotonic() + _WARNING_SECONDS
+                while read_control(self.control, WARNED_FILE) is None and time.monotonic() < until:
+                    time.sleep(0.05)
             self.launcher.signal(signal.SIGTERM)
 
     def _apply_request(self) -> None:
@@ -387,7 +389,7 @@ class JobRunner:
         if self._warning is not None and not self.report["warned"]:
             self.report["warned"] = read_control(self.control, WARNED_FILE) is not None
             if not self.report["warned"] and self.store.get(self.shared + "warning") is not None:
-                self.launcher.warn(self._warning)
+                self.launcher.signal(signal.SIGUSR1)
 
     def _send_output(self, name: str) -> None:
         """Send the new part of a file that the job writes, which may be anything."""

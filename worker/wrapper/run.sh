@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every job runs under this: run.sh CONTROL_FOLDER [alone|first [SIGNAL [GRACE [WARNING]]]]
+# Every job runs under this: run.sh CONTROL_FOLDER [alone|first|session [SIGNAL [GRACE [WARNING]]]]
 #
 # The command is the file `command` in that folder: arguments are shown to everybody on the host, by ps.
 # It takes the start lock, writes its pid, keeps the output in a file, and writes the exit code. All of this is in files,
@@ -9,6 +9,7 @@
 # SIGNAL to all of the job, within GRACE seconds. A warning sends SIGUSR1 to it, and it WARNING to the main program.
 # `first`: so does the first of several nodes, whose container keeps the network of all until it is removed, unless the
 # worker has to see how it ended.
+# `session`: on a simulated machine, where the job is alone in the session that this wrapper leads.
 
 control=$1
 alone=${2:-}
@@ -46,6 +47,7 @@ read_process() {
             Name:) name=$value ;;
             State:) case $value in Z | X) return 1 ;; esac ;;
             PPid:) eval "parent_$1=$value" ;;
+            NSsid:) case $session in "" | "$value") ;; *) return 1 ;; esac ;;
             SigBlk:) case $value in $caught) blocked=1 ;; esac ;;
             SigCgt:) caught_signals=$value ;;
         esac
@@ -138,9 +140,17 @@ read_all() {
     done
 }
 
+# Send a signal to all of the job. (-1 means every process but the first and this one.)
+signal_all() {
+    if [ -z "$session" ]; then kill "$1" -1; else read_all && kill "$1" $pids; fi 2>/dev/null
+}
+
 # Send the warning to the programs that handle it, in each branch of the tree to the outermost, and to no other. The
 # command's own shell has a trap of this script for the signal of a stop.
 warn() {
+    # The next signal would be handled in the middle of this: the stop that follows on a preemption comes afterwards.
+    trap stop_next=1 TERM
+    trap : USR1
     look_for "$warning"
     read_all
     choose
@@ -151,11 +161,14 @@ warn() {
         case $kind in *1) if kill "-$warning" "$pid"; then echo "to $pid" >"$control/warned"; fi ;; esac
     done 2>/dev/null
     look_for "$signal"
+    trap warn USR1
+    trap end_in_order TERM
+    if [ -n "$stop_next" ]; then end_in_order; fi
 }
 
 # Suspend all, signal those whose turn it is, and let all but the shells that wait for these go on; fail after the last.
 signal_next() {
-    kill -STOP -1 2>/dev/null
+    signal_all -STOP
     read_all
     choose
     if [ -z "$first" ] || [ "$pause" -ge "$longest" ]; then
@@ -163,7 +176,7 @@ signal_next() {
         for pid in $pids; do
             if [ "$pid" != "$own_shell" ]; then kill -CONT "$pid" 2>/dev/null; fi
         done
-        kill -CONT -1 2>/dev/null
+        signal_all -CONT
         return 1
     fi
     send $first
@@ -210,7 +223,8 @@ if [ -n "$alone" ]; then
     # Without job control a shell has its programs ignore SIGINT and SIGQUIT.
     case $own$signal in sh2 | sh3) signal=TERM ;; esac
     look_for "$signal"
-    wrapper= pids= waited= signalled=' '
+    wrapper= pids= waited= signalled=' ' session= stop_next=
+    if [ "$alone" = session ]; then session=$$; fi
     trap end_in_order TERM
     trap warn USR1
     trap : HUP INT QUIT USR2
@@ -227,8 +241,8 @@ if [ -n "$alone" ]; then
     last=$?
     if [ "$last" != 127 ]; then code=$last; fi
     # A container ends with this process, and every other process with it. Processes of a stopped job may still be
-    # saving: they have until the grace period is over. (-1 means every process but the first and this one.)
-    while [ -e "$control/stopping" ] && kill -0 -1 2>/dev/null; do
+    # saving: they have until the grace period is over.
+    while [ -e "$control/stopping" ] && signal_all -0; do
         sleep 0.1 2>/dev/null || sleep 1 || break
     done
     case $alone$code in first137 | first143) ;; first*)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.runner.commands import recorded, signal_recorded, start_command
-from worker.runner.control_files import WARNED_FILE, read_pid, write_control_file
+from worker.runner.control_files import read_pid
 from worker.runner.job_runner import JobFailed
 from worker.runner.stop_signal import signal_number
 from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream
@@ -36,7 +36,6 @@ _CONTAINER = "gradient-job"
 _GOOGLES = os.environ.get("GRADIENT_VM_REGISTRIES", r"[a-z0-9-]+-docker\.pkg\.dev|([a-z]+\.)?gcr\.io")
 """Google's registries, the only ones that get a token of the VM's account."""
 _SIGNAL_SECONDS = 10.0
-_EXEC_SECONDS = 0.1  # in which what a shell starts becomes a program: until then it has the shell's traps
 ENGINE_SECONDS = 300.0
 """Time that an engine may take to restart; the VM is billed meanwhile, and cannot tell whether its job runs."""
 
@@ -48,6 +47,11 @@ def _login_of_account(image: str) -> dict[str, str] | None:
         with contextlib.suppress(OSError, ValueError, LookupError):
             return {"host": host, "username": "oauth2accesstoken", "password": read_token()}
     return None
+
+
+def _wrapper_options(control: Path | str, mode: str, job: dict[str, Any], signal_name: str | None) -> list[str]:
+    number, warning = signal_number(signal_name), [job["warning"]] if job["warning"] else []
+    return [str(control), mode, *map(str, [number, job["stop_grace"], *warning])]
 
 
 class Process:
@@ -67,8 +71,9 @@ class Process:
         python = dict(job.get("python") or {})
         if python:
             python["PATH"] = os.pathsep.join([python["PATH"], os.environ.get("PATH", os.defpath)])
+        options = _wrapper_options(self._place / "control", "session", job, job["stop_signal"])
         subprocess.Popen(  # noqa: S603 - running the user's command is what this is for
-            [str(self._place / "run.sh"), str(self._place / "control"), "", str(signal_number(job["stop_signal"]))],
+            [str(self._place / "run.sh"), *options],
             cwd=self._place / "workspace" / (job["folder"] or "."),
             env=dict(os.environ) | python | job["env"] | folders | metrics | places | disks,
             stdin=subprocess.DEVNULL,
@@ -85,41 +90,19 @@ class Process:
         return None
 
     def signal(self, number: int) -> None:
-        """Signal all processes except the wrapper, which records the exit code."""
-        if number == signal.SIGTERM:
-            number = signal_number(json.loads((self._place / "job.json").read_text())["stop_signal"])
-        for pid in self.pids():
-            if pid != self._leader():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-
-    def warn(self, number: int) -> None:
-        handling = self._handling(number)
-        time.sleep(_EXEC_SECONDS)
-        for pid in handling & self._handling(number):
+        """Signal the wrapper, or kill all processes except those of the wrapper, which record the exit code."""
+        pids = [self._session()] if number != signal.SIGKILL else [pid for pid in self.pids() if pid != self._leader()]
+        for pid in filter(None, pids):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-                write_control_file(self._place / "control", WARNED_FILE, f"to {pid}")
-
-    def _handling(self, number: int) -> set[int]:
-        """Return the outermost programs that handle a signal, without the wrapper and its shell."""
-        parents = {}
-        for pid in self.pids():
-            with contextlib.suppress(OSError):
-                lines = Path("/proc", str(pid), "status").read_text().splitlines()
-                fields = dict(line.split(":", 1) for line in lines)
-                if int(fields["SigCgt"], 16) >> (number - 1) & 1:
-                    parents[pid] = int(fields["PPid"])
-        programs = {pid for pid, parent in parents.items() if self._leader() not in {pid, parent}}
-        return {pid for pid in programs if parents[pid] not in programs}
 
     def pids(self) -> list[int]:
-        """Return the processes of the session that the wrapper leads."""
-        leader, pids = self._leader(), []
+        """Return the processes of the wrapper's session, without its leader, which ends last."""
+        session, pids = self._session(), []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 state, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
-                if state != "Z" and int(rest[2]) == leader:
+                if state != "Z" and int(rest[2]) == session != int(entry.name):
                     pids.append(int(entry.name))
         return pids
 
@@ -135,6 +118,11 @@ class Process:
 
     def _leader(self) -> int | None:
         return read_pid(self._place / "control")
+
+    def _session(self) -> int | None:
+        with contextlib.suppress(ProcessLookupError):
+            return os.getsid(self._leader() or -1)
+        return None
 
 
 class Container:
@@ -183,9 +171,8 @@ class Container:
         names = [f"--env={name}" for name in job["env"]]
         options = ["--detach", f"--name={_CONTAINER}", "--privileged", "--net=host", "--entrypoint=/bin/sh"]
         options += [f"--workdir={job['working_dir'] or FOLDERS['workspace']}", *job["options"], *mounts, *names]
-        number = signal_number(job["stop_signal"] or self._config(job["image"]).get("StopSignal"))
-        command = ["/.gradient/run.sh", FOLDERS["control"], "alone", str(number), str(job["stop_grace"])]
-        command += map(str, filter(None, [job["warning"]]))
+        signal_name = job["stop_signal"] or self._config(job["image"]).get("StopSignal")
+        command = ["/.gradient/run.sh", *_wrapper_options(FOLDERS["control"], "alone", job, signal_name)]
         done = self._docker("run", *options, job["image"], *command, env=job["env"])
         if done.returncode:
             raise JobFailed("launch_failed", done.stdout.strip())
@@ -210,11 +197,6 @@ class Container:
 
     def signal(self, number: int) -> None:
         self._docker("kill", f"--signal={number}", _CONTAINER)
-
-    def warn(self, number: int) -> None:
-        """See `Launcher.warn`; the wrapper knows the signal."""
-        del number
-        self.signal(signal.SIGUSR1)
 
     def pids(self) -> list[int]:
         """Return the processes whose control group is the container's."""
