@@ -1,19 +1,5 @@
-from datetime import UTC, datetime, timedelta
-
 import pytest
-from sqlalchemy import event
-
-MIDNIGHT = datetime(2026, 3, 5, tzinfo=UTC)
-
-
-class Clock:
-    """The clock of an SQLite database, in seconds after a midnight."""
-
-    seconds = 0.0
-
-    def strftime(self, _form, _now, shift):
-        at = MIDNIGHT + timedelta(seconds=self.seconds + float(shift.split()[0]))
-        return f"{at:%Y-%m-%d %H:%M:%S}.{at.microsecond // 1000:03}"
+from support.database_clock import simulated_clock
 
 
 @pytest.fixture
@@ -23,11 +9,5 @@ def database(sqlite_database):
 
 @pytest.fixture
 def clock(database):
-    clock = Clock()
-
-    def set_clock(connection, *_):
-        connection.create_function("strftime", -1, clock.strftime)
-
-    event.listen(database.engine, "checkout", set_clock)
-    yield clock
-    event.remove(database.engine, "checkout", set_clock)
+    with simulated_clock(database) as clock:
+        yield clock
