@@ -30,6 +30,7 @@ from gradient_cli.formatting import (
 SUCCEEDED = "Stopped"  # state of a job whose command ran and exited with 0: the original service's word
 PENDING = "Pending"
 _RUNNING, KEPT = "Running", "Kept"
+_ENDED_PHASES = (COLLECTING, "kept")
 _MAX_EXIT_CODE = 255
 _MIN_POLL_SECONDS = 0.2
 _MAX_POLL_SECONDS = 2.0
@@ -122,13 +123,13 @@ class LogPrinter:
         if not phase:
             return
         message = terminal.sanitize(row.get("message") or "")
-        if phase == COLLECTING:  # how the command ended: printed before the phase that follows
+        if phase in _ENDED_PHASES:  # the message tells how the command ended: printed before the phase that follows
             self._ended, message = message, ""
         text = f"{phase}: {message}" if message else phase
         if text != self._phase and not self._is_only_queue_progress(row):
             self._phase = text
             self.clear()
-            if self._ended and phase != COLLECTING:
+            if self._ended and phase not in _ENDED_PHASES:
                 terminal.print_message(self._ended)
                 self._ended = ""
             starts = format_start(row.get("estimatedStartAt"))

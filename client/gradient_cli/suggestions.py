@@ -86,11 +86,16 @@ def unknown_argument(
         for name, action in parser._option_string_actions.items()  # noqa: SLF001  argparse offers no public list
         if name.startswith("--") and action.help != argparse.SUPPRESS
     ]
-    other = _OTHER_OPTIONS.get(flag)
-    if other == "--machineType" and other in flags:
+    if _OTHER_OPTIONS.get(flag) == "--machineType" and "--machineType" in flags:
         return UsageError(f"unknown option {flag}", hint=_MACHINE_TYPE)
-    near = other if other in flags else _nearest(flag, flags)
+    near = nearest_option(flag, flags)
     return UsageError(f"unknown option {flag}", hint=f"Did you mean {near}? {lists}" if near else lists)
+
+
+def nearest_option(name: str, options: Sequence[str]) -> str:
+    """Return the option that was probably meant, with or without its dashes; empty if none is similar."""
+    other = _OTHER_OPTIONS.get(f"--{name.lstrip('-')}", "")
+    return next((option for option in options if option.lstrip("-") == other[2:]), None) or _nearest(name, options)
 
 
 def _nearest(word: str, names: Sequence[str]) -> str:

@@ -221,12 +221,15 @@ def _field_path(loc: Sequence[str | int]) -> str | None:
     return ".".join(str(part)[:80] for part in loc[1:]) or None
 
 
+_RENAMED = {"budget": "maxCost", "maxDollars": "maxCost", "maxHours": "maxGpuHours"}
+
+
 def _describe_problem(problem: Mapping[str, Any]) -> str:
     field = _field_path(problem["loc"])
     if problem["type"] == "extra_forbidden":
         names = (problem.get("ctx") or {}).get("known", ())
         name = str(problem["loc"][-1])
-        near = difflib.get_close_matches(name[:80], names, n=1)
+        near = [_RENAMED[name]] if _RENAMED.get(name) in names else difflib.get_close_matches(name[:80], names, n=1)
         return f"{_truncate(name)} is not a field here{f'; did you mean {near[0]!r}?' if near else '.'}"
     if problem["type"] == "missing":
         return f"{field or 'The body'}: required, but missing."

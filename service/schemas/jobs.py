@@ -234,6 +234,7 @@ class JobView(ViewOptions, View):
     price_per_hour: float = Field(description="US dollars, at the time of submission")
     cost: float = Field(description="US dollars of all attempts: running time times price, or what its machines cost")
     gpu_hours: float = Field(description="duration times number of GPUs; 0 without GPUs")
+    cost_set: str | None = Field(description="id of the array, sweep or comparison whose jobs share one ceiling")
     queue_position: int | None = Field(
         description="1 is next for its machine type; null if the job is not waiting and in responses to submissions"
     )

@@ -62,6 +62,7 @@ def test_a_failed_job_is_entered_and_released(service, kind, tmp_path):
     [job] = service.request("GET", "/jobs?state=Kept").json()["jobs"]
     job_id = job["id"]
     assert "Kept for you to look: The command ended with exit code 3" in done.stderr
+    assert done.stderr.count("ended with exit code 3") == 1
     assert f"gradient-cli jobs release {job_id}" in done.stderr
     assert service.artifact(job_id, "model") == b"weights\n", "stored before the wait"
     looked = enter(service, job_id, 'cat note.txt; echo "$TOKEN"')

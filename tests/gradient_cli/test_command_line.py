@@ -25,6 +25,7 @@ OTHER = "jabcdefzzzzzzz"
         (["jobs", "clone", "jabc", "ls", "/tmp"], "`gradient-cli jobs clone jabc -- ls /tmp`"),
         (["jobs", "create", "--mem", "16GB"], "--memoryMb?"),
         (["jobs", "create", "--image=x"], "--container?"),
+        (["sweeps", "create", "--maxHours", "1"], "--maxGpuHours?"),
         *(
             (["jobs", "create", flag, "V100"], "-m NAME. `gradient-cli machine-types` lists them")
             for flag in ("--gpus", "--gpu", "--partition", "--flavor", "--accelerators", "--gres")

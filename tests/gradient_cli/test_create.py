@@ -163,6 +163,7 @@ def test_flags_win_over_the_project_file(cli, server, protocol):
         ('timeLimit = "soon"', "timeLimit: 'soon' is not a duration"),
         ("tags = 'one'", "tags: must be a list"),
         ("envVars = 'A=1'", ".gradient.toml: envVars: must be a table"),
+        ("maxDollars = 3", "Did you mean maxCost?"),
         ("maxAttempts = 'two'", ".gradient.toml: maxAttempts: 'two' is not a whole number"),
         ("memoryMb = '16 potatoes'", "memoryMb: '16 potatoes' is not a memory size"),
         ("sharedMemMb = 1.5", "Write MiB, such as 16384, or 16GB."),

@@ -196,11 +196,11 @@ def _refuse_unknown(filed: dict[str, Any], path: str | None) -> None:
         if name in {"url", "apiKey"}:
             hint = "The server and the key are never read from a project file: use `gradient-cli login`."
         else:
-            import difflib
+            from gradient_cli.suggestions import nearest_option
 
             flags = {flag: option for option, flag in FLAG_OF.items()}
-            near = [flags[name]] if name in flags else difflib.get_close_matches(name, options, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"Known options: {', '.join(options)}."
+            near = flags.get(name) or nearest_option(name, options)
+            hint = f"Did you mean {near}?" if near else f"Known options: {', '.join(options)}."
         raise UsageError(_in_file(path, f"unknown option {name!r}"), hint=hint)
 
 

@@ -52,6 +52,14 @@ def test_without_a_limit_the_rest_of_the_budget_is_the_deadline(client, worker, 
     assert "the total budget of project vision, $1.00" in job.run_limit
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [("budget", "maxCost"), ("maxDollars", "maxCost"), ("maxHours", "maxGpuHours")]
+)
+def test_an_old_name_of_a_ceiling_leads_to_the_new_one(client, old, new):
+    refused = submit(client, **{old: 1}).json()["error"]
+    assert refused["message"] == f"{old!r} is not a field here; did you mean {new!r}?"
+
+
 @pytest.mark.parametrize("budget", ["2/day", "2/total"])
 def test_a_job_that_never_fits_is_refused(client, project, budget):
     project(budget)
