@@ -1,4 +1,4 @@
-"""How a job on its TPU VM is warned before its end, and asked to end: as on every other machine."""
+"""Warnings and stops of jobs on their TPU VM, which are those of every other machine."""
 
 import os
 import re

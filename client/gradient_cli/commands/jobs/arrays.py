@@ -10,7 +10,7 @@ from gradient_cli.api.client import Api
 from gradient_cli.arguments import is_array_id
 from gradient_cli.errors import INTERRUPTED, OK, UsageError
 from gradient_cli.follow import print_notes
-from gradient_cli.formatting import describe_members, format_cost, format_duration, print_json
+from gradient_cli.formatting import describe_members, format_cost, format_duration, format_money, print_json
 
 
 def wait(args: argparse.Namespace, api: Api, ids: list[str], timeout: float | None) -> int:
@@ -37,12 +37,19 @@ def describe(array: dict[str, Any]) -> dict[str, str]:
         "machineType": str(array.get("machineType") or ""),
         "command": str(array.get("command") or ""),
         "ran": format_duration(array.get("durationSeconds")),
-        cost_label(array): format_cost(array, str(array.get("machineType") or "")),
+        cost_label(array): format_cost(array, str(array.get("machineType") or "")) + describe_ceiling(array),
     }
 
 
 def cost_label(job: dict[str, Any]) -> str:
     return "would cost" if job.get("simulated") else "cost"
+
+
+def describe_ceiling(job: dict[str, Any]) -> str:
+    most, hours = job.get("maxCost"), job.get("maxGpuHours")
+    ceilings = (f" of {format_money(most)}" if most else "") + (f" of {hours:g} GPU hours" if hours else "")
+    is_shared = job.get("costSet") and not job.get("arrayMembers")
+    return f"{ceilings} shared with other jobs" if ceilings and is_shared else ceilings
 
 
 def wait_or_detach(args: argparse.Namespace, api: Api, first: dict[str, Any]) -> int:

@@ -27,7 +27,6 @@ from gradient_cli.formatting import (
     format_future,
     format_moment,
     format_moment_and_age,
-    format_money,
     format_ordinal,
     format_past,
     format_price,
@@ -316,19 +315,10 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     exact |= {"note": " ".join(job.get("notes") or [])}
     exact |= {"log": gone.get("logs", ""), "artifacts": gone.get("artifacts", "")}
     times = {name: format_moment_and_age(job.get(f"{name}At")) for name in ("created", "started", "finished")}
-    spent = format_cost(job, str(job.get("machineType") or "")) + _describe_ceiling(job)
+    spent = format_cost(job, str(job.get("machineType") or "")) + arrays.describe_ceiling(job)
     cost = " at ".join(filter(None, (spent, format_price(job))))
     ran = format_duration(job.get("durationSeconds"))
     return {**exact, **times, "ran": ran, arrays.cost_label(job): cost, "link": str(job.get("url") or "")}
-
-
-def _describe_ceiling(job: dict[str, Any]) -> str:
-    hours = job.get("maxGpuHours")
-    ceilings = [
-        f" of {format_money(job['maxCost'])}" if job.get("maxCost") else "",
-        f" of {hours:g} GPU hours" if hours else "",
-    ]
-    return "".join(ceilings) + (" shared with other jobs" if any(ceilings) and job.get("costSet") else "")
 
 
 def _describe_rank(job: dict[str, Any]) -> str:
