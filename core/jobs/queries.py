@@ -148,8 +148,8 @@ def runs_on_other_host(session: Session, job_id: str, attempt: int, host: str, *
 
 def ids(session: Session, wanted: JobFilter, *, most: int) -> list[str]:
     """Return the ids of the jobs that match, the newest first."""
-    matching = _matching(session, wanted).with_only_columns(Job.id).order_by(Job.seq.desc())
-    return list(session.scalars(matching.limit(most)))
+    matches = matching(session, wanted).with_only_columns(Job.id).order_by(Job.seq.desc())
+    return list(session.scalars(matches.limit(most)))
 
 
 def page(
@@ -165,15 +165,15 @@ def page(
 
     With an ordering, only the newest SORTED_JOBS that match are sorted, so that the cost does not grow with the table.
     """
-    matching = _matching(session, wanted)
+    matches = matching(session, wanted)
     cursor, backwards = (after, False) if before is None else (before, True)
     position = None if cursor is None else parse_cursor(cursor, "before" if backwards else "after")
     if ordering is None:
-        query = matching.order_by(Job.seq.asc() if backwards else Job.seq.desc())
+        query = matches.order_by(Job.seq.asc() if backwards else Job.seq.desc())
         if position is not None:
             query = query.where(Job.seq > position if backwards else Job.seq < position)
     else:
-        newest = matching.with_only_columns(Job.seq).order_by(Job.seq.desc()).limit(SORTED_JOBS).subquery()
+        newest = matches.with_only_columns(Job.seq).order_by(Job.seq.desc()).limit(SORTED_JOBS).subquery()
         query = _all_columns().where(Job.seq.in_(select(newest.c.seq))).order_by(*ordering.columns(backwards=backwards))
         if position is not None:
             query = query.where(ordering.beyond(session, position, backwards=backwards))
@@ -187,7 +187,7 @@ def page(
 
 
 def count(session: Session, wanted: JobFilter, *, most: int) -> int:
-    some = _matching(session, wanted).with_only_columns(Job.seq).limit(most).subquery()
+    some = matching(session, wanted).with_only_columns(Job.seq).limit(most).subquery()
     return session.scalar(select(func.count()).select_from(some)) or 0
 
 
@@ -196,7 +196,7 @@ def _all_columns() -> Select[*tuple[Any, ...]]:
     return select(*JOB_ROWS.columns)
 
 
-def _matching(session: Session, wanted: JobFilter) -> Select[*tuple[Any, ...]]:
+def matching(session: Session, wanted: JobFilter) -> Select[*tuple[Any, ...]]:
     query = _filtered(_all_columns().where(Job.deleted_at.is_(None)), wanted).where(*wanted.conditions)
     if wanted.machine_type:
         query = query.where(machine_condition(session, wanted.machine_type, in_one_state=len(wanted.states) == 1))

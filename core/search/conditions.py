@@ -127,8 +127,8 @@ class _Builder:
         return and_(states, Job.exit_code.is_not(None) if _EXIT_CODE[word] else Job.exit_code.is_(None))
 
     def _project(self, _term: Term, value: str) -> ColumnElement[bool]:
-        named = select(Project.id).where(Project.name == value, Project.deleted_at.is_(None))
-        return Job.project_id == named.scalar_subquery()
+        named = select(Project.id).where(or_(Project.name == value, Project.id == value), Project.deleted_at.is_(None))
+        return Job.project_id == named.order_by(Project.name != value).limit(1).scalar_subquery()
 
     def _machine(self, term: Term, value: str) -> ColumnElement[bool]:
         try:

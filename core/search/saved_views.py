@@ -10,7 +10,7 @@ from core.db.models.saved_views import SavedView
 from core.errors import SpecInvalid
 
 COLUMNS = ""  # name of the view with the columns that the list has unless its address names others
-_PAGES = frozenset({"/ui/jobs", "/ui/compare"})
+_PAGES = frozenset({"/ui/jobs", "/ui/runs"})
 _MOST_VIEWS = 100
 _MOST_CHARACTERS = 100
 _LONGEST_ADDRESS = 5000
@@ -35,7 +35,7 @@ def save(session: Session, key_id: str, name: str, address: str) -> None:
     parts = urlsplit(address)
     if len(address) > _LONGEST_ADDRESS or parts.scheme or parts.netloc or parts.path not in _PAGES:
         raise SpecInvalid(
-            f"A view must be an address of /ui/jobs or /ui/compare with at most {_LONGEST_ADDRESS:,} characters. "
+            f"A view must be an address of /ui/jobs or /ui/runs with at most {_LONGEST_ADDRESS:,} characters. "
             "Save it from one of these pages.",
             field="address",
         )

@@ -39,6 +39,7 @@ NO_VALUE = "\N{EN DASH}"  # shown in place of a missing value
 
 _REORDERING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _CONSTANTS = {"modules": MODULES, "CANNOT_START": CANNOT_START, "asset_url": asset_url, "query_term": quote_term}
+_WHOLE = 10_000  # from here on values have no decimals of worth
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 
 
@@ -82,6 +83,11 @@ def format_sentence(text: str) -> Markup:
 def format_number(value: float | None) -> str:
     """Format a measured value with at most six significant digits."""
     return NO_VALUE if value is None else f"{value:.6g}" if math.isfinite(value) else str(to_json(value))
+
+
+def short_number(value: float | None) -> str:
+    """Format a value of a dense table with four significant digits, whole numbers with all."""
+    return format_number(value) if value is None or abs(value) >= _WHOLE else format_number(float(f"{value:.4g}"))
 
 
 def format_metric(value: float | None, name: str) -> str:
@@ -130,6 +136,11 @@ def jobs_url(**query: str | None) -> str:
     return _with_query("/ui/jobs", query)
 
 
+def runs_url(**query: str | None) -> str:
+    """Return the address of the workspace of these runs."""
+    return _with_query("/ui/runs", query)
+
+
 def settings_url(page: str, **query: str | None) -> str:
     return _with_query(f"/ui/settings/{page}", query)
 
@@ -163,6 +174,9 @@ def _with_query(path: str, query: Mapping[str, str | int | None]) -> str:
     return f"{path}?{given}" if given else path
 
 
+_ADDRESSES = (artifact_url, job_url, jobs_url, lines_url, new_job_url, project_url, runs_url, settings_url, zip_url)
+
+
 def _create_environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("service.dashboard"),
@@ -186,20 +200,14 @@ def _create_environment() -> Environment:
         format_price,
         format_sentence,
         format_time,
+        short_number,
         state_word,
         strip_colours,
     ]
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= _CONSTANTS | {
         "server_time": lambda: iso_time(datetime.now(UTC)),
-        "artifact_url": artifact_url,
-        "job_url": job_url,
-        "jobs_url": jobs_url,
-        "lines_url": lines_url,
-        "new_job_url": new_job_url,
-        "project_url": project_url,
-        "settings_url": settings_url,
-        "zip_url": zip_url,
+        **{function.__name__: function for function in _ADDRESSES},
     }
     return environment
 

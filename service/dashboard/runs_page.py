@@ -1,95 +1,221 @@
-"""The page that compares runs: a row a job, the options and parameters that differ, metrics, and their curves."""
+"""The workspace of runs: a table beside linked charts, of a query, a sweep, an array, a project or chosen jobs."""
 
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
-from fastapi import Depends, Query
-from fastapi.responses import Response, StreamingResponse
+from fastapi import Depends, Query, Request
+from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
+from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from core.comparison.measurement import expected_goal
 from core.db.models.jobs import Job
+from core.db.models.sweeps import Sweep
 from core.errors import SpecInvalid
 from core.jobs import queries
-from core.jobs.spec.arrays import is_array_id
+from core.jobs.queries import JobFilter, JobPage
+from core.jobs.spec.arrays import array_name, is_array_id
 from core.jobs.tracking import metrics
+from core.jobs.tracking.array_totals import count_matching
 from core.search import saved_views
+from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX, parse_order
+from core.search.query_text import Term, parse_terms
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
+from service.auth.ownership import changeable_owners
+from service.dashboard.forms.project_page import project_facts
 from service.dashboard.job.header import LIVE
+from service.dashboard.lists.job_list import (
+    MOST_COUNTED,
+    OPTION_PREFIX,
+    JobListQuery,
+    ListState,
+    column_choices,
+    shown_columns,
+    sort_link,
+    state_links,
+)
+from service.dashboard.lists.now_page import main_metric
 from service.dashboard.rendering import NO_VALUE, format_number, render_page
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
 from service.presenters.job_diff import comparable_options
 from service.presenters.job_list import read_filter
-from service.presenters.jobs import job_views
+from service.presenters.jobs import job_views, public_state
 from service.presenters.outputs.run_curves import Axis, CurvesQuery
+from service.presenters.sweeps import sweep_details
 from service.schemas.job_list import ListJobs
 from service.schemas.jobs import JobView
+from service.schemas.sweeps import SweepDetails
 
 router = Router(dependencies=[Depends(require_key_or_session)])
 
 MOST_RUNS = 200
 _RUNS_AT_ONCE = 25  # in one answer to the database, a piece of the response
 MOST_VALUES = 2_000_000  # read for one response: seconds of work
-_METRICS = 30
+_METRICS = 5  # columns, unless others are chosen
 _CHARACTERS = 80  # of a value
 PRIVATE = {"Cache-Control": "private, no-store"}
-_NOT_COLUMNS = frozenset({"name", "machineType"})  # they have columns of their own
-_CHOSEN = ("params.", "envVars.")
+_SHOWN_ANYWAY = frozenset({"name", "machineType", "project"})  # options that the table shows otherwise
+_PARAMETERS = frozenset({"command", "arrayValue"})  # options that parameters are read from
 _NO_RESULT = re.compile(r"(?:.*[/_])?(?:lr|learning_rate|epoch|step|steps)\Z", re.IGNORECASE)
 _DIGEST = re.compile(r"[0-9a-f]{40,}")
 
 
-class RunsQuery(BaseModel):
-    ids: str = Field("", max_length=16 * MOST_RUNS, description="ids of the jobs, comma separated")
-    q: str = Field("", max_length=500, description="a query for the jobs, in place of ids")
+@router.get("/ui/compare")
+def redirect_comparison(_caller: PageCaller, request: Request) -> Response:
+    return RedirectResponse(f"/ui/runs?{request.url.query}", 307)
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    text: str
-    value: Any = None  # by which the column is sorted
-    best: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RunColumn:
-    title: str
-    cells: Sequence[Cell]
-    metric: bool = False
-    param: bool = False
-    goal: str = ""  # `min` or `max`; empty: no value is better than another
-
-
-@router.get("/ui/compare", dependencies=[SearchSlot])
+@router.get("/ui/runs", dependencies=[SearchSlot])
 def show_runs(
-    session: ReadSession, app_state: AppStateDep, caller: PageCaller, shown: Annotated[RunsQuery, Query()]
+    session: ReadSession, app_state: AppStateDep, caller: PageCaller, shown: Annotated[JobListQuery, Query()]
 ) -> Response:
-    jobs = _find_jobs(session, app_state, caller.id, shown)
-    views = job_views(session, app_state, jobs)
-    choices = _choices(views)
-    params = [column for column in choices if column.param]
-    columns = [*params, *_metrics(session, views), *choices[len(params) :]]
+    wanted, problem, page, terms = JobFilter(), None, JobPage([], None), list[Term]()
+    sweep, state = None, ListState(shown.text(), shown.sort, shown.columns(), "/ui/runs", shown.ids, MOST_RUNS)
+    try:
+        terms = parse_terms(state.q)
+        sweep = _sweep(session, app_state, terms)
+        state = replace(state, sort=state.sort or _first_order(state, sweep))
+        wanted = _filter(session, app_state, caller.id, state)
+        ordering = parse_order(session, state.sort)
+        page = queries.page(
+            session, wanted, limit=MOST_RUNS, after=shown.after or None, before=shown.before or None, ordering=ordering
+        )
+    except SpecInvalid as error:
+        problem = error.message
+    views = job_views(session, app_state, page.jobs)
+    owners = {view.owner_key for view in views} | ({sweep.owner_key} if sweep else set())
     return render_page(
         "runs.html",
+        400 if problem else 200,
         caller=caller,
-        shown=shown,
-        most=MOST_RUNS,
+        shown=state,
+        problem=problem,
+        page=page,
+        at=shown.at,
+        did=shown.did.split(".") if shown.did else None,
         runs=views,
-        columns=columns,
+        sweep=sweep,
+        trials={trial.job_id: trial for trial in sweep.trials if trial.job_id} if sweep else {},
+        facts=project_facts(session, app_state, _value_of(terms, "project")),
+        array=array_name(views[0].name, views[0].array_index) if views and _value_of(terms, "array") else "",
+        **_counts(session, wanted, sweep if len(terms) == 1 else None, problem),
+        **_table(session, state, views, sweep),
+        states=state_links(state, terms),
         views=saved_views.of_user(session, caller.id),
-        address=f"/ui/compare?{urlencode({'q': shown.q} if shown.q else {'ids': shown.ids})}",
-        live=any(view.state in LIVE for view in views),
-        names=json.dumps([[view.id, view.name] for view in views]),
+        address=state.url(),
+        changeable=changeable_owners(session, app_state, caller.id, owners),
+        live=any(view.state in LIVE for view in views) or bool(sweep and sweep.state == "running"),
     )
+
+
+def _first_order(state: ListState, sweep: SweepDetails | None) -> str:
+    """Return the order of the table unless one is chosen: the best trials first, else chosen jobs as they began."""
+    if sweep and sweep.metric:
+        return f"{'-' if sweep.goal == 'max' else ''}{METRIC_PREFIX}{sweep.metric}"
+    return "created" if state.ids else "-created"
+
+
+def _filter(session: Session, app_state: AppState, caller_id: str, state: ListState) -> JobFilter:
+    wanted = read_filter(session, app_state, caller_id, ListJobs.model_validate({"q": state.q} if state.q else {}))
+    if not state.ids:
+        return wanted
+    ids = [part.strip() for part in state.ids.split(",")]
+    of_arrays = Job.array_id.in_([given_id for given_id in ids if is_array_id(given_id)])
+    return replace(wanted, conditions=[*wanted.conditions, or_(Job.id.in_(ids), of_arrays)])
+
+
+def _value_of(terms: Sequence[Term], field: str) -> str | None:
+    """Return the only value of a field in a query."""
+    values = [value for term in terms if term.field == field and not term.negated for value in term.values]
+    return values[0] if len(values) == 1 else None
+
+
+def _sweep(session: Session, app_state: AppState, terms: Sequence[Term]) -> SweepDetails | None:
+    row = session.scalar(select(Sweep).where(Sweep.id == _value_of(terms, "sweep")))
+    return sweep_details(session, app_state, row) if row else None
+
+
+def _counts(session: Session, wanted: JobFilter, sweep: SweepDetails | None, problem: str | None) -> dict[str, Any]:
+    """Return the number of jobs by state, and what they have cost; of a whole sweep, also its deleted jobs."""
+    counts: Counter[str] = Counter()
+    spent = [0.0, 0.0]
+    for some in [] if problem else count_matching(session, wanted, most=MOST_COUNTED):
+        state = public_state(some.state, some.exit_code)
+        counts[{"Stopped": "Succeeded"}.get(state, state)] += some.members
+        spent = [spent[0] + (some.dollars or 0.0), spent[1] + (some.gpu_hours or 0.0)]
+    total = counts.total()
+    shown = {"count": f"{total:,}{'+' * (total == MOST_COUNTED)}", "matching": total % MOST_COUNTED}
+    return {**shown, "counts": counts, "spent": [sweep.dollars, sweep.gpu_hours] if sweep else spent}
+
+
+def _table(session: Session, state: ListState, views: Sequence[JobView], sweep: SweepDetails | None) -> dict[str, Any]:
+    """Return the columns and their values, the best of them marked."""
+    last = metrics.last_values(session, [view.id for view in views])
+    with_metric = Counter(name for values in last.values() for name in values)
+    metric = (sweep.metric if sweep else None) or main_metric(with_metric)
+    varied = {
+        name for name in with_metric if len(views) == 1 or len({row.get(name) for row in last.values()} - {None}) > 1
+    }
+    names = sorted(
+        varied, key=lambda name: (name != metric, _NO_RESULT.match(name) is not None, -with_metric[name], name)
+    )
+    options = {view.id: comparable_options(view) for view in views}
+    columns = shown_columns(state.cols or _differing(views, options.values(), sweep, names[:_METRICS]))
+    measured = [column.name for column in columns if column.metric]
+    goals: dict[str, str] = {name: "" if _NO_RESULT.match(name) else expected_goal(name) for name in measured}
+    best = {name: _best(name, goal, last) for name, goal in goals.items()}
+    if sweep and sweep.metric:
+        goals[sweep.metric], best[sweep.metric] = sweep.goal, {sweep.best.job_id if sweep.best else None}
+    return {
+        "last": last,
+        "metric": metric,
+        "goals": goals,
+        "best": best,
+        "best_run": next((view for view in views if view.id in best.get(str(metric), ())), None),
+        "options": {run: {name: _text(value) for name, value in given.items()} for run, given in options.items()},
+        **column_choices(views, last, columns),
+        "sort_links": {
+            column.name: sort_link(state, column, lowest=goals.get(column.name) == "min") for column in columns
+        },
+    }
+
+
+def _differing(
+    views: Sequence[JobView],
+    options: Iterable[Mapping[str, Any]],
+    sweep: SweepDetails | None,
+    measured: Sequence[str],
+) -> list[str]:
+    """Return the parameters and other options in which the runs differ, and the metrics."""
+    rows = [
+        {f"{PARAM_PREFIX}{name}": value for name, value in view.params.items()}
+        | {name: value for name, value in given.items() if not name.startswith((PARAM_PREFIX, "envVars."))}
+        for view, given in zip(views, options, strict=True)
+    ]
+    names = dict.fromkeys(name for row in rows for name in row if name not in _SHOWN_ANYWAY)
+    differing = [name for name in names if len({json.dumps(row.get(name)) for row in rows}) > 1]
+    tried = [f"{PARAM_PREFIX}{name}" for name in sweep.space] if sweep else []
+    chosen = list(dict.fromkeys([*tried, *sorted(name for name in differing if name.startswith(PARAM_PREFIX))]))
+    others = [name for name in differing if name not in chosen and not (chosen and name in _PARAMETERS)]
+    shared = {"machineType": "machine", "project": "project"}
+    fixed = [column for name, column in shared.items() if len({row[name] for row in rows}) > 1]
+    return [*chosen, *measured, *(f"{OPTION_PREFIX}{name}" for name in others), *fixed, "duration", "cost"]
+
+
+def _best(metric: str, goal: str, last: Mapping[str, Mapping[str, float]]) -> set[str | None]:
+    """Return the runs with the best last value, unless all are alike."""
+    finite = {run: values[metric] for run, values in last.items() if math.isfinite(values.get(metric, math.nan))}
+    best = (min if goal == "min" else max)(finite.values(), default=None)
+    return {run for run, value in finite.items() if value == best} if goal and len(set(finite.values())) > 1 else set()
 
 
 class SeriesQuery(BaseModel):
@@ -104,7 +230,7 @@ class SeriesQuery(BaseModel):
         return CurvesQuery(self.axis, self.points, MOST_VALUES // runs, within)
 
 
-@router.get("/ui/compare/series", dependencies=[SearchSlot])
+@router.get("/ui/runs/series", dependencies=[SearchSlot])
 async def read_series(app_state: AppStateDep, query: Annotated[SeriesQuery, Query()]) -> Response:
     """Send the metrics of some runs as lines of JSON, a run each, as soon as they are read."""
     ids = list(dict.fromkeys(query.ids.split(",")))[:MOST_RUNS]
@@ -124,42 +250,9 @@ def _read_lines(app_state: AppState, query: CurvesQuery, ids: Sequence[str]) -> 
         return b"".join(app_state.metrics.get_curves(session, job, counts.get(job.id, none), query) for job in jobs)
 
 
-def _find_jobs(session: Session, app_state: AppState, caller_id: str, shown: RunsQuery) -> list[Job]:
-    """Return the jobs in the order of their ids, or those of the query, newest first."""
-    if shown.q:
-        wanted = ListJobs.model_validate({"q": shown.q, "limit": MOST_RUNS})
-        return queries.page(session, read_filter(session, app_state, caller_id, wanted), limit=MOST_RUNS).jobs
-    given = dict.fromkeys(part.strip() for part in shown.ids.split(",") if part.strip())
-    arrays = {
-        given_id: [job.id for job in queries.members(session, given_id)] for given_id in given if is_array_id(given_id)
-    }
-    ids = [job_id for given_id in given for job_id in arrays.get(given_id, [given_id])]
-    if len(ids) > MOST_RUNS:
-        raise SpecInvalid(f"{len(ids)} jobs were given; at most {MOST_RUNS} can be compared at once.", field="ids")
-    return _in_order(session, ids)
-
-
 def _in_order(session: Session, ids: Sequence[str]) -> list[Job]:
     by_id = {job.id: job for job in queries.by_ids(session, ids) if job.deleted_at is None}
     return [by_id[job_id] for job_id in ids if job_id in by_id]
-
-
-def _choices(views: Sequence[JobView]) -> list[RunColumn]:
-    """Return the options and parameters in which the runs differ, a command only if its parameters do not say how."""
-    rows = [comparable_options(view) for view in views]
-    names = dict.fromkeys(name for row in rows for name in row if name not in _NOT_COLUMNS)
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    differing = [name for name, cells in columns.items() if len({json.dumps(cell) for cell in cells}) > 1]
-    chosen = sorted(name for name in differing if name.startswith(_CHOSEN))
-    others = [name for name in differing if name not in chosen and not (chosen and name == "command")]
-    return [
-        RunColumn(
-            name.removeprefix("params.").removeprefix("envVars."),
-            [Cell(_text(cell), cell) for cell in columns[name]],
-            param=name in chosen,
-        )
-        for name in (*chosen, *others)
-    ]
 
 
 def _text(value: object) -> str:
@@ -172,23 +265,3 @@ def _text(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     most = 12 if _DIGEST.fullmatch(text) else _CHARACTERS
     return f"{text[:most]}…" if len(text) > most else text
-
-
-def _metrics(session: Session, views: Sequence[JobView]) -> list[RunColumn]:
-    """Return the last values of the metrics, those of most runs first."""
-    last = metrics.last_values(session, [view.id for view in views])
-    names = sorted({name for values in last.values() for name in values})
-    names.sort(key=lambda name: -sum(name in values for values in last.values()))
-    return [_metric(name, [last.get(view.id, {}) for view in views]) for name in names[:_METRICS]]
-
-
-def _metric(name: str, rows: Sequence[Mapping[str, float]]) -> RunColumn:
-    goal = "" if _NO_RESULT.match(name) else expected_goal(name)
-    finite = [row[name] for row in rows if math.isfinite(row.get(name, math.nan))]
-    best = (min if goal == "min" else max)(finite) if goal and len(finite) > 1 else None
-    values = [value if (value := row.get(name)) is not None and math.isfinite(value) else None for row in rows]
-    cells = [
-        Cell(format_number(row.get(name)), value, value == best is not None)
-        for row, value in zip(rows, values, strict=True)
-    ]
-    return RunColumn(name, cells, metric=True, goal=goal)

@@ -1,48 +1,29 @@
-"""The list of projects, and the page of each: jobs, the best of them by a metric, spending, limits and secrets."""
+"""The list of projects, and spending, limits and secrets of each, which the workspace of its runs shows."""
 
-import time
-from typing import NamedTuple
+from typing import Any
 
 from fastapi import Depends
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from core.comparison.measurement import best_value
 from core.db.database import now
-from core.db.models.jobs import Job
+from core.db.models.jobs import Job, Project
 from core.errors import ProjectNotFound
 from core.jobs import projects, queries
 from core.jobs.costs import amounts
-from core.jobs.queries import JobFilter
-from core.jobs.tracking import metrics
+from core.search.query_text import quote
 from core.security import credentials
+from service.app_state import AppState
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
-from service.dashboard.rendering import render_page
+from service.dashboard.rendering import render_page, runs_url
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
-from service.presenters.jobs import job_views
 from service.presenters.projects import project_details, projects_view
-from service.schemas.jobs import JobView
 
 router = Router(dependencies=[Depends(require_key_or_session)])
 
-SHOWN_JOBS = 20
 SPENDING_DAYS = 30
-_METRIC_SECONDS = 2.0  # longest time that the page reads metrics; those of further jobs are left out
-
-
-class RankedJob(NamedTuple):
-    job: JobView
-    value: float
-
-
-class Ranking(NamedTuple):
-    """The jobs with a metric, best first."""
-
-    names: list[str]
-    jobs: list[RankedJob]
-    examined: int
 
 
 @router.get("/ui/projects", dependencies=[SearchSlot])
@@ -52,30 +33,33 @@ def show_projects(session: ReadSession, app_state: AppStateDep, caller: PageCall
 
 
 @router.get("/ui/projects/{name:path}")
-def show(
-    session: ReadSession, app_state: AppStateDep, caller: PageCaller, name: str, metric: str = "", goal: str = "max"
-) -> Response:
-    project_id = projects.find_id(session, name)
+def show_project(session: ReadSession, _caller: PageCaller, name: str) -> Response:
+    project_id = _find(session, name)
     if project_id is None:
         raise ProjectNotFound(f"There is no project {name[:80]!r}. See the list of projects.")
+    shown = project_id if '"' in name else quote(name)  # no query can name one with a quotation mark
+    return RedirectResponse(runs_url(q=f"project:{shown}"), 307)
+
+
+def _find(session: Session, name: str) -> str | None:
+    """Return the id of a project; the original client's addresses have its id, not its name."""
+    return projects.find_id(session, name) or session.scalar(select(Project.id).where(Project.id == name))
+
+
+def project_facts(session: Session, app_state: AppState, name: str | None) -> dict[str, Any] | None:
+    """Return spending, limits and secrets of a project, as its template shows them; None: there is none."""
+    project_id = _find(session, name) if name else None
+    if project_id is None:
+        return None
     project = queries.project(session, project_id)
-    page = queries.page(session, JobFilter(project_id=project_id), limit=SHOWN_JOBS)
-    views = job_views(session, app_state, page.jobs)
-    return render_page(
-        "forms/project.html",
-        caller=caller,
-        project=project_details(session, app_state, project),
-        jobs=views,
-        more=page.next_cursor is not None,
-        ranking=_rank(session, views, metric, goal),
-        metric=metric,
-        goal=goal,
-        spent=_spent(session, project_id),
-        gpu_hours=_gpu_hours(session, project_id),
-        days=SPENDING_DAYS,
-        remaining=projects.remaining_bytes(session, project, app_state.settings.disk.project_mb),
-        secrets=[secret.name for secret in credentials.secrets_of(session, project_id)],
-    )
+    return {
+        "project": project_details(session, app_state, project),
+        "spent": _spent(session, project_id),
+        "gpu_hours": _gpu_hours(session, project_id),
+        "days": SPENDING_DAYS,
+        "remaining": projects.remaining_bytes(session, project, app_state.settings.disk.project_mb),
+        "secrets": [secret.name for secret in credentials.secrets_of(session, project_id)],
+    }
 
 
 def _spent(session: Session, project_id: str) -> dict[bool, float]:
@@ -92,19 +76,3 @@ def _gpu_hours(session: Session, project_id: str) -> dict[str, float]:
     free = Job.project_id == project_id, Job.created_at >= now(-SPENDING_DAYS * 86400), Job.price_per_hour == 0
     by_type = select(Job.machine_type, hours).where(*free).group_by(Job.machine_type).order_by(Job.machine_type)
     return {machine_type: amount for machine_type, amount in session.execute(by_type) if amount}
-
-
-def _rank(session: Session, views: list[JobView], metric: str, goal: str) -> Ranking:
-    last = metrics.last_values(session, [view.id for view in views])
-    ranked = []
-    until, examined = time.monotonic() + _METRIC_SECONDS, 0
-    for view in views:
-        if time.monotonic() > until:
-            break
-        examined += 1
-        if metric in last.get(view.id, {}):
-            value = best_value(session, view.id, metric, "min" if goal == "min" else "max")
-            if value is not None:
-                ranked.append(RankedJob(view, value))
-    ranked.sort(key=lambda ranked_run: ranked_run.value, reverse=goal != "min")
-    return Ranking(sorted({name for values in last.values() for name in values}), ranked, examined)

@@ -28,7 +28,7 @@ from service.dashboard.rendering import (
     format_number,
     format_percent,
     job_url,
-    jobs_url,
+    runs_url,
     strip_colours,
 )
 from service.deps import AppStateDep, ReadSession, WriteSession
@@ -73,7 +73,7 @@ def show_job(
     attempt: AttemptNumber = None,
 ) -> Response:
     if is_array_id(job_id):
-        return RedirectResponse(f"/ui/sweeps/{job_id}" if is_sweep_id(job_id) else jobs_url(q=f"array:{job_id}"), 307)
+        return RedirectResponse(runs_url(q=f"{'sweep' if is_sweep_id(job_id) else 'array'}:{job_id}"), 307)
     for rest, names in (("/log", _LOG_QUERY), ("/metrics", _CHART_QUERY)):
         if names & request.query_params.keys():  # parameters of that page
             return RedirectResponse(f"{job_url(job_id, rest)}?{request.url.query}", 307)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
-from urllib.parse import quote as quote_url
 from urllib.parse import urlencode
 
 from fastapi import Depends, Query, Request
@@ -26,7 +25,7 @@ from service.app_state import AppState
 from service.auth.authentication import ListSlot, PageCaller, Principal, SearchSlot, require_key_or_session
 from service.auth.ownership import changeable_owners
 from service.dashboard.login import FormTexts, SameOriginForm, read_form
-from service.dashboard.rendering import job_url, render_page
+from service.dashboard.rendering import job_url, render_page, runs_url
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.routing import Router
 from service.presenters.job_list import jobs_page, read_filter
@@ -35,7 +34,7 @@ from service.schemas.base import parse_request
 from service.schemas.comparisons import CompareJobs
 from service.schemas.job_changes import ActionResult, JobActions
 from service.schemas.job_list import ListJobs
-from service.schemas.jobs import JobsPage
+from service.schemas.jobs import JobsPage, JobView
 from service.submission import compare
 from service.submission.stages import RequestOrigin
 
@@ -45,7 +44,7 @@ _SHARED_FIELDS = frozenset({"project", "machine", "tag"})
 router = Router(dependencies=[Depends(require_key_or_session)])
 
 PAGE_JOBS = 50
-_MOST_COUNTED = 10_000
+MOST_COUNTED = 10_000
 _MAX_FIELDS = 3 * PAGE_JOBS
 _MOST_COLUMNS = 20
 _ACTIONS_AT_ONCE = 200
@@ -60,6 +59,7 @@ class Column:
     numeric: bool = False  # True if its values are numbers or times, of which the highest come first
     metric: bool = False  # True if it shows the last value of the metric of this name
     param: str = ""  # the parameter that it shows; empty: none
+    option: bool = False  # True if it shows another option of jobs
 
 
 COLUMNS = (
@@ -75,11 +75,12 @@ COLUMNS = (
 """The columns besides state and name, which are always shown."""
 STATE = Column("state", "State", "state")
 NAME = Column("name", "Job", "name")
+OPTION_PREFIX = "option."
 _DEFAULT = ("machine", "project", "created", "duration", "cost")
 
 
-def shown_columns(names: tuple[str, ...]) -> list[Column]:
-    """Return the columns of these names, each once; other names are metrics or parameters. None: the default."""
+def shown_columns(names: Sequence[str]) -> list[Column]:
+    """Return the columns of these names, each once; other names are metrics, parameters or options. None: default."""
     by_name = {column.name: column for column in COLUMNS}
     wanted = dict.fromkeys(names or _DEFAULT)
     return [STATE, NAME, *(by_name.get(name) or _measured(name) for name in wanted)]
@@ -89,6 +90,8 @@ def _measured(name: str) -> Column:
     if name.startswith(PARAM_PREFIX):
         param = name.removeprefix(PARAM_PREFIX)
         return Column(name, param, name, numeric=True, param=param)
+    if name.startswith(OPTION_PREFIX):
+        return Column(name, name.removeprefix(OPTION_PREFIX), "", option=True)
     return Column(name, name, f"{METRIC_PREFIX}{name}", numeric=True, metric=True)
 
 
@@ -98,16 +101,21 @@ class JobListQuery(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel)
 
     q: str = Field("", max_length=500)
+    ids: str = Field("", max_length=3200, description="ids of jobs and arrays, comma separated, in a workspace")
     sort: str = Field("", max_length=200)
     cols: list[str] = Field([], max_length=20)
     after: str = ""
     before: str = ""
+    at: int = Field(1, ge=1, description="number of the first job of the page")
     did: str = Field("", pattern=r"^$|^(stop|delete|tag)\.\d{1,3}\.\d{1,3}$", description="an action and its counts")
     state: str = ""
     project: str = ""
     machine_type: str = ""
     tag: str = ""
     query: str = Field("", max_length=200)
+
+    def columns(self) -> tuple[str, ...]:
+        return tuple(name for part in self.cols for name in part.replace(",", " ").split())
 
     def text(self) -> str:
         given = self.model_dump(by_alias=True)
@@ -127,12 +135,15 @@ class ListState:
     q: str
     sort: str
     cols: tuple[str, ...]
+    path: str = "/ui/jobs"
+    ids: str = ""  # of the only jobs, comma separated; empty: all
+    size: int = PAGE_JOBS  # most jobs of a page
 
-    def url(self, **changes: str | tuple[str, ...] | None) -> str:
+    def url(self, **changes: str | int | tuple[str, ...] | None) -> str:
         """Return the address of this list with changes, from its first page unless they name another."""
-        values = {"q": self.q, "sort": self.sort, "cols": self.cols} | changes
+        values = {"q": self.q, "ids": self.ids, "sort": self.sort, "cols": self.cols} | changes
         given = urlencode({name: value for name, value in values.items() if value}, doseq=True)
-        return f"/ui/jobs?{given}" if given else "/ui/jobs"
+        return f"{self.path}?{given}" if given else self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +159,9 @@ class Chip:
 def show_jobs(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, shown: Annotated[JobListQuery, Query()]
 ) -> Response:
-    names = tuple(name for part in shown.cols for name in part.replace(",", " ").split())
-    state = ListState(shown.text(), shown.sort, names)
+    state = ListState(shown.text(), shown.sort, shown.columns())
     views = saved_views.of_user(session, caller.id)
-    columns = shown_columns(names or saved_views.columns(views))
+    columns = shown_columns(state.cols or saved_views.columns(views))
     try:
         terms = parse_terms(state.q)
         page, count = _read(session, app_state, caller, shown, state)
@@ -170,29 +180,30 @@ def show_jobs(
         views=views,
         address=state.url(cols=tuple(column.name for column in columns[2:])),
         did=shown.did.split(".") if shown.did else None,
-        count=f"{_MOST_COUNTED - 1:,}+" if count == _MOST_COUNTED else f"{count:,}",
-        matching=0 if count == _MOST_COUNTED else count,
+        count=f"{MOST_COUNTED - 1:,}+" if count == MOST_COUNTED else f"{count:,}",
+        matching=0 if count == MOST_COUNTED else count,
         problem=problem,
         unknown=[] if problem or page.jobs else _unknown(session, state),
         paged=bool(shown.after or shown.before),
+        at=shown.at,
         chips=[_chip(state, terms, term) for term in terms],
-        states=_state_links(state, terms),
+        states=state_links(state, terms),
         last=last,
-        **_column_choices(page, last, columns),
+        **column_choices(page.jobs, last, columns),
         changeable=changeable_owners(session, app_state, caller.id, (job.owner_key for job in page.jobs)),
-        sort_links={column.name: _sort_link(state, column) for column in columns},
+        sort_links={column.name: sort_link(state, column) for column in columns},
         causes={job.id: explanation_of(app_state.logs, job).evidence for job in page.jobs},
         public_url=app_state.settings.public_url,
     )
 
 
-def _column_choices(
-    page: JobsPage, last: dict[str, dict[str, float]], columns: Sequence[Column]
+def column_choices(
+    jobs: Sequence[JobView], last: dict[str, dict[str, float]], columns: Sequence[Column]
 ) -> dict[str, Sequence[object]]:
     """Return the columns, and those, metrics and parameters of the shown jobs that could be columns, too."""
     given = {column.name for column in columns}
     measured = {name for values in last.values() for name in values}
-    params = {f"{PARAM_PREFIX}{name}" for job in page.jobs for name in job.params}
+    params = {f"{PARAM_PREFIX}{name}" for job in jobs for name in job.params}
     offered = {"metrics": sorted(measured - given)[:50], "params": sorted(params - given)[:50]}
     return {"columns": columns, "choices": COLUMNS, **offered}
 
@@ -210,7 +221,7 @@ def _read(
     wanted = ListJobs.model_validate({name: value for name, value in given.items() if value} | {"limit": PAGE_JOBS})
     matches = read_filter(session, app_state, caller.id, wanted)
     page = jobs_page(session, app_state, caller.id, wanted)
-    return page, queries.count(session, matches, most=_MOST_COUNTED)
+    return page, queries.count(session, matches, most=MOST_COUNTED)
 
 
 def _offer(state: ListState, unknown: UnknownName) -> list[Chip]:
@@ -228,7 +239,7 @@ def _chip(state: ListState, terms: list[Term], removed: Term) -> Chip:
     return Chip(removed.text, state.url(q=rest))
 
 
-def _state_links(state: ListState, terms: list[Term]) -> list[Chip]:
+def state_links(state: ListState, terms: list[Term]) -> list[Chip]:
     rest = [term.text for term in terms if term.field != "state"]
     chosen = {value.lower() for term in terms if term.field == "state" and not term.negated for value in term.values}
     every = Chip("All", state.url(q=" ".join(rest)), chosen=len(rest) == len(terms))
@@ -241,11 +252,14 @@ def _state_links(state: ListState, terms: list[Term]) -> list[Chip]:
     ]
 
 
-def _sort_link(state: ListState, column: Column) -> tuple[str, str]:
-    """Return where a column's title leads, and the order of the list by it now, as `aria-sort` has it."""
+def sort_link(state: ListState, column: Column, *, lowest: bool = False) -> tuple[str, str]:
+    """Return where a column's title leads, and the order of the list by it now, as `aria-sort` has it.
+
+    `lowest`: the lowest values come first.
+    """
     current = state.sort or "-created"
     order = {column.sort: "ascending", f"-{column.sort}": "descending"}.get(current, "none")
-    first = f"-{column.sort}" if column.numeric else column.sort
+    first = f"-{column.sort}" if column.numeric and not lowest else column.sort
     other = column.sort if first.startswith("-") else f"-{column.sort}"
     return state.url(sort=other if current == first else first), order
 
@@ -265,7 +279,7 @@ async def _action_form(request: Request, _caller: PageCaller) -> ActionForm:
     texts = {name: value for name, value in form.items() if isinstance(value, str)}
     ids = [job_id for job_id in form.getlist("ids") if isinstance(job_id, str)]
     back = texts.get("back", "")
-    safe = back if back.startswith("/ui/jobs") else "/ui/jobs"
+    safe = back if back.startswith(("/ui/jobs", "/ui/runs")) else "/ui/jobs"
     every = texts.get("every") == "yes"
     return ActionForm(texts.get("action", ""), ids, texts.get("tag", "").strip(), safe, texts.get("q", ""), every)
 
@@ -288,9 +302,9 @@ def act_on_jobs(
     if not form.ids:
         raise SpecInvalid("No jobs are selected. Go back and select at least one.", field="ids")
     if form.every and form.action in {"compare", "diff"}:
-        return RedirectResponse(f"/ui/compare?{urlencode({'q': form.q})}", 303)
+        return RedirectResponse(runs_url(q=form.q), 303)
     if form.action == "compare" or (form.action == "diff" and len(form.ids) > _COMPARED_JOBS):
-        return RedirectResponse(f"/ui/compare?ids={quote_url(','.join(form.ids), safe=',')}", 303)
+        return RedirectResponse(runs_url(ids=",".join(form.ids)), 303)
     if form.action == "machines":
         compared = parse_request(CompareJobs, {"jobs": form.ids})
         with app_state.database.write() as session:
@@ -317,9 +331,9 @@ def _matching_ids(app_state: AppState, caller: Principal, text: str) -> list[str
     """Return the jobs that a query finds, the newest first."""
     with app_state.database.read() as session:
         wanted = read_filter(session, app_state, caller.id, ListJobs.model_validate({"q": text} if text else {}))
-        ids = queries.ids(session, wanted, most=_MOST_COUNTED)
-    if len(ids) == _MOST_COUNTED:
-        raise SpecInvalid(f"At least {_MOST_COUNTED:,} jobs match. Go back and narrow the query.", field="q")
+        ids = queries.ids(session, wanted, most=MOST_COUNTED)
+    if len(ids) == MOST_COUNTED:
+        raise SpecInvalid(f"At least {MOST_COUNTED:,} jobs match. Go back and narrow the query.", field="q")
     return ids
 
 

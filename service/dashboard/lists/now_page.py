@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -110,8 +110,14 @@ def _running(session: Session, app_state: AppState, jobs: Sequence[Job], current
     return rows
 
 
+def main_metric(names: Iterable[str]) -> str | None:
+    """Return the name of the metric that says most of a job."""
+    named = sorted(names)
+    return next((name for kind in _MAIN_METRICS for name in named if re.search(kind, name, re.IGNORECASE)), None)
+
+
 def _spark(session: Session, app_state: AppState, job: Job, values: dict[str, float]) -> Spark | None:
-    name = next((name for kind in _MAIN_METRICS for name in values if re.search(kind, name, re.IGNORECASE)), None)
+    name = main_metric(values)
     if name is None:
         return None
     body = json.loads(app_state.metrics.get(session, job, name, _POINTS).body)

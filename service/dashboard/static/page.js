@@ -4,7 +4,7 @@ import { showCurves, showMetrics } from "./charts/board.js";
 import { completeQuery } from "./complete.js";
 import { offerCopies } from "./copy.js";
 import { checkWhileTyping } from "./job_form.js";
-import { keepFresh, onChange } from "./live.js";
+import { keepFresh, onChange, stayOnPage } from "./live.js";
 import { showLog } from "./log/viewer.js";
 import { listenForKeys } from "./palette.js";
 import { selectRows } from "./table.js";
@@ -30,8 +30,10 @@ document.querySelectorAll("[data-complete]").forEach(completeQuery);
 // A view is what the page shows now, with the options that scripts keep in its address.
 document.addEventListener("submit", ({ target }) => {
   const address = target.querySelector("[data-address]");
-  if (address && location.pathname === "/ui/compare") address.value = location.pathname + location.search;
+  if (address && location.pathname === "/ui/runs") address.value = location.pathname + location.search;
 });
+
+if (document.querySelector("main.workspace")) stayOnPage();
 
 const job = document.querySelector("[data-job-form]");
 if (job) checkWhileTyping(job, enliven);

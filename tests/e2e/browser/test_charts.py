@@ -200,45 +200,49 @@ def test_fingers_zoom_and_move_the_range(service, browser, trained):
     assert browser.messages == []
 
 
-def test_runs_are_lit_hidden_and_sorted_together(service, browser, trained):
-    jobs = [trained, service.submit(TRAIN.replace("1.0 -", "2.0 -"), name="run-1", params={"seed": 2})]
-    browser.open(f"{service.cli_json['url']}/ui/jobs/{jobs[1]}")
+def test_runs_are_lit_hidden_sorted_and_grouped_together(service, browser, trained):
+    one_value = TRAIN.replace("1.0 -", "2.0 -").replace("metrics = open", "values = {'batch': 32}; metrics = open")
+    one_value = one_value.replace("for step", "print(json.dumps(values), file=metrics)\nfor step")
+    other = service.submit(one_value, name="run-1", params={"seed": 2})
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{other}")
     browser.wait_for("document.querySelector('.badge').innerText === 'Running'")
-    end(service, browser, jobs[1])
-    browser.open(f"{service.cli_json['url']}/ui/compare?ids={','.join(jobs)}")
+    end(service, browser, other)
+    browser.open(f"{service.cli_json['url']}/ui/compare?ids={trained},{other}")
+    assert browser.evaluate("location.pathname") == "/ui/runs", "old addresses lead here"
     chart = LOSS.replace("'loss'", "'val/error'")
     browser.wait_for(chart)
     browser.evaluate(f"{chart}.scrollIntoView()")
     browser.wait_for(f"{chart}?.chart.plot?.data.length === 3 && {chart}.chart.plot.data[0].length === 10")
-    # A row lights its curve, and a curve its row.
-    browser.evaluate(
-        "document.querySelector('[data-run=\"1\"] a').dispatchEvent(new Event('pointerover', {bubbles: true}))"
-    )
-    browser.wait_for(f"{chart}.querySelector('.dimmed .chart-lit') && {chart}.chart.lit === 1")
-    browser.wait_for("document.querySelector('[data-run=\"1\"].lit')")
+    assert browser.text(".singles tbody").split() == ["batch", "32"], "no chart of one dot"
+    row = "document.querySelector('[data-run=\"{}\"]')".format
+    # A row lights its curve, and a curve its row; beside the cursor are all runs, sorted, the lit one bold.
+    browser.evaluate(f"{row(other)}.querySelector('a').dispatchEvent(new Event('pointerover', {{bubbles: true}}))")
+    browser.wait_for(f"{chart}.querySelector('.chart-lit') && {chart}.chart.lit === 1 && {row(other)}.matches('.lit')")
+    browser.evaluate(f"{chart}.querySelector('.chart-plot').focus()")
+    browser("Input.dispatchKeyEvent", type="keyDown", key="ArrowLeft")
+    tip = f"{chart}.querySelector('.chart-tip')"
+    browser.wait_for(f"{tip}?.innerText.split('\\n').length === 3")
+    assert browser.evaluate(f"{tip}.innerText").split("\n") == ["step 8", "1.7333 run-1", "0.73333 trained"]
+    assert browser.evaluate(f"{tip}.querySelector('.nearest').innerText") == "1.7333 run-1"
+    browser.evaluate("document.activeElement.blur()")
     browser.evaluate(f"{chart}.chart.onLight(0)")
-    browser.wait_for(
-        "document.querySelector('[data-run=\"0\"].lit') && !document.querySelector('[data-run=\"1\"].lit')"
-    )
-    # The box of a row hides its curves; a title sorts, the best first.
-    browser.click(f"#eye-{jobs[0]}")
+    browser.wait_for(f"{row(trained)}.matches('.lit') && !{row(other)}.matches('.lit')")
+    # An eye hides curves; a head sorts without loading the page, and the address has it all.
+    browser.evaluate("window.stays = true")
+    browser.click(f"[data-run={trained}] [data-eye]")
     browser.wait_for(f"{chart}.chart.series.length === 1 && {chart}.chart.series[0].run === 1")
-    first = "document.querySelector('tbody tr').dataset.run"
-    browser.evaluate(
-        "[...document.querySelectorAll('thead button')].find(one => one.innerText === 'val/error').click()"
-    )
-    browser.wait_for(f"{first} === '0'")
-    browser.evaluate(
-        "[...document.querySelectorAll('thead button')].find(one => one.innerText === 'val/error').click()"
-    )
-    browser.wait_for(f"{first} === '1'")
-    assert (
-        browser.evaluate("document.querySelector('td.best[data-label=\"val/error\"]').closest('tr').dataset.run") == "0"
-    )
+    first = "document.querySelector('[data-runs-table] tbody tr').dataset.run"
+    error_head = "[...document.querySelectorAll('thead th')].find(one => one.innerText.startsWith('val/error'))"
+    for order, best in (("ascending", trained), ("descending", other)):
+        browser.evaluate(f"{error_head}.querySelector('a').click()")
+        browser.wait_for(f"{error_head}.ariaSort === '{order}' && {first} === '{best}'")
+    assert browser.evaluate("window.stays && new URL(location).searchParams.get('sort')") == "-metric.val/error"
+    assert browser.evaluate("new URL(location).searchParams.get('hide')") == trained
+    assert browser.evaluate(f"{row(trained)}.querySelector('td.best[data-label=\"val/error\"]') !== null")
+    browser.open(browser.evaluate("location.href"))
+    browser.wait_for(f"{chart}?.chart.plot?.data.length === 2 && {first} === '{other}'")
+    browser.evaluate(f"{row(trained)}.querySelector('[data-eye]').click()")
     # Grouped by a parameter: a mean curve with its spread for each group, and a row of means.
-    browser.click(f"#eye-{jobs[0]}")
-    # Off the table: scrolled away from under the mouse, it would put out later what the next row lights.
-    browser("Input.dispatchMouseEvent", type="mouseMoved", x=0, y=0)
     set_option(browser, "group", "seed")
     browser.evaluate(f"{chart}.scrollIntoView()")
     browser.wait_for(f"{chart}.chart.plot.data.length === 7 && {chart}.querySelector('.chart-plot canvas')")
@@ -247,10 +251,12 @@ def test_runs_are_lit_hidden_and_sorted_together(service, browser, trained):
     browser.evaluate(
         "document.querySelector('[data-group=\"1\"]').dispatchEvent(new Event('pointerover', {bubbles: true}))"
     )
-    browser.wait_for(
-        "document.querySelector('[data-run=\"1\"].lit') && document.querySelector('[data-group=\"1\"].lit')"
-    )
-    assert browser.evaluate("location.search").endswith("group=seed")
+    browser.wait_for(f"{row(other)}.matches('.lit') && document.querySelector('[data-group=\"1\"].lit')")
+    assert "group=seed" in browser.evaluate("location.search")
+    # A pinned chart comes first.
+    browser.evaluate(f"{chart}.querySelector('.chart-tools button').click()")
+    browser.wait_for(f"document.querySelector('.run-curves .chart') === {chart}")
+    assert browser.evaluate("new URL(location).searchParams.get('pin')") == "val/error"
     assert browser.messages == []
 
 

@@ -127,8 +127,8 @@ def test_the_checkpoint_of_the_best_run_is_few_clicks_away(service, browser):
     assert sorted(names(browser)) == ["best", "fair", "slow"]
     browser.click("[data-all]")
     browser.click("button[value=compare]")
-    browser.wait_for("location.pathname === '/ui/compare' && document.readyState === 'complete'")
-    browser.evaluate("[...document.querySelectorAll('thead button')].find(one => one.innerText === 'val_loss').click()")
+    browser.wait_for("location.pathname === '/ui/runs' && document.readyState === 'complete'")
+    browser.evaluate("[...document.querySelectorAll('thead a')].find(one => one.innerText === 'val_loss').click()")
     browser.wait_for("document.querySelector('tbody tr .name a').textContent === 'best'")
     assert browser.text("td.best[data-label=val_loss]").endswith("0.2")
     browser.click("tbody tr .name a")

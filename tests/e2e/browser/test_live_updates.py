@@ -162,21 +162,23 @@ def test_what_is_chosen_of_artifacts_is_kept_while_new_ones_appear(service, brow
     go(service, job_id, "end")
 
 
-def test_a_metric_that_is_chosen_stays_while_its_list_is_replaced(service, browser):
-    report = 'echo \'{"step": 1, "loss": 0.5, "accuracy": 0.5}\' >> $GRADIENT_METRICS_FILE'
-    service.wait_ended(service.submit(report, project="ranked"))
+def test_a_new_run_appears_in_the_table_and_the_charts_of_a_workspace(service, browser):
+    report = "for step in 1 2 3; do echo '{\"step\": '$step', \"loss\": 0.5}' >> $GRADIENT_METRICS_FILE; done"
+    until_end = "while [ ! -e $GRADIENT_WORKSPACE_DIR/end ]; do sleep 0.05; done"
+    first = service.submit(f"{report}; {until_end}", project="ranked")
     browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
     browser.open(f"{service.cli_json['url']}/ui/projects/ranked")
-    choose(browser, "[name=metric]", "loss")
-    choose(browser, "[name=goal]", "min")
-    browser.evaluate("document.querySelector('[name=goal]').focus()")
-    other = service.submit("true", project="ranked")
-    browser.wait_for(f"document.querySelector('[data-part=jobs] a[href$={other}]')")
-    assert browser.evaluate("document.activeElement.name") == "goal"
-    browser.evaluate("document.activeElement.blur()")
-    browser.wait_for("document.querySelector('[data-part=best]').innerText.includes('newest 2 jobs')")
-    entries = "['metric', 'goal'].map(name => document.querySelector(`[name=${name}]`).value)"
-    assert browser.evaluate(entries) == ["loss", "min"]
+    drawn = "document.querySelector('.run-curves .chart')?.chart.series.map(one => one.id).join()"
+    browser.wait_for(f"{drawn} === '{first}'")
+    other = service.submit(report, project="ranked")
+    browser.wait_for(f"{drawn} === '{other},{first}' || {drawn} === '{first},{other}'")
+    assert browser.evaluate(f"document.querySelector('[data-run={first}]').dataset.run") == first
+    browser.click(f"[data-run={first}] [data-eye]")
+    browser.wait_for(f"{drawn} === '{other}'")
+    go(service, first, "end")
+    browser.wait_for("document.querySelector('[data-part=head]').innerText.includes('Succeeded 2')")
+    assert browser.evaluate(drawn) == other, "what is hidden stays so"
+    assert fits(browser)
 
 
 def test_times_are_local_name_their_zone_and_become_dates_by_a_switch(service, browser):

@@ -273,7 +273,7 @@ def test_stop_and_delete_are_forms(signed_in_browser, client, wake_calls):
 
 @pytest.mark.parametrize(
     ("given", "page"),
-    [("a123456789abcd", "/ui/jobs?q=array%3Aa123456789abcd"), ("s123456789abcd", "/ui/sweeps/s123456789abcd")],
+    [("a123456789abcd", "/ui/runs?q=array%3Aa123456789abcd"), ("s123456789abcd", "/ui/runs?q=sweep%3As123456789abcd")],
 )
 def test_the_page_of_an_array_is_the_list_of_its_members(signed_in_browser, given, page):
     answer = signed_in_browser.get(f"/ui/jobs/{given}")

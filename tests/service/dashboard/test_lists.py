@@ -91,7 +91,7 @@ def test_a_list_has_chips_states_and_sorted_columns(signed_in_browser, submit):
     down = re.search(r'aria-sort="ascending"><a href="([^"]+)">Job</a>', page.text)[1]
     assert names(signed_in_browser.get(html.unescape(down))) == ["b", "a"]
     columns = signed_in_browser.get("/ui/jobs?cols=nosuch,cost").text
-    assert '<td data-label="nosuch" class="number">\N{EN DASH}</td>' in columns
+    assert '<td data-label="nosuch" class="number nowrap" data-value="">\N{EN DASH}</td>' in columns
 
 
 def test_selected_jobs_are_stopped_tagged_deleted_and_compared(signed_in_browser, submit, client):
@@ -107,7 +107,7 @@ def test_selected_jobs_are_stopped_tagged_deleted_and_compared(signed_in_browser
     assert "Tagged: 2 jobs. 1 could not be changed." in page
     assert act("stop", back="https://elsewhere.example") == (303, "/ui/jobs?did=stop.2.1")
     assert {client.get(f"/jobs/{one}").json()["state"] for one in ids} == {"Cancelled"}
-    assert act("compare", ids=ids) == (303, f"/ui/compare?ids={','.join(ids)}")
+    assert act("compare", ids=ids) == (303, f"/ui/runs?ids={'%2C'.join(ids)}")
     code, address = act("machines", ids=ids)
     assert (code, address[:16]) == (303, "/ui/comparisons/")
     assert signed_in_browser.get(address).status_code == 200

@@ -31,8 +31,9 @@ def runs(client, worker, database):
 
 def columns(page):
     """The texts of each column by its title; of the best cells with a star."""
-    titles = re.findall(r'<th scope="col"[^>]*>(?:<button[^>]*>)?([^<]*)', page)[1:]
-    rows = re.findall(r"<tr data-run.*?</tr>", page, re.DOTALL)
+    table = re.search(r"<table.*?</table>", page, re.DOTALL)[0]
+    titles = re.findall(r'<th scope="col"[^>]*aria-sort[^>]*>(?:<a[^>]*>)?([^<]*)', table)
+    rows = re.findall(r"<tr data-run.*?</tr>", table, re.DOTALL)
     cells = [re.findall(r'<t[dh] (?:scope="row" )?([^>]*)>(.*?)</t[dh]>', row, re.DOTALL)[1:] for row in rows]
     shown = [
         [html.unescape(re.sub(r"<[^>]+>", "", text)).strip() + "*" * ("best" in head) for head, text in row]
@@ -42,18 +43,42 @@ def columns(page):
 
 
 def test_runs_are_rows_and_what_differs_and_metrics_are_columns(signed_in_browser, runs):
-    of_ids = columns(signed_in_browser.get("/ui/compare", params={"ids": ",".join(runs)}).text)
+    moved = signed_in_browser.get("/ui/compare", params={"ids": ",".join(runs)}, follow_redirects=False)
+    of_ids = columns(signed_in_browser.get(moved.headers["location"]).text)
     assert of_ids["RATE"] == ("0.01", "0.03", "0.1")
     assert of_ids["val/loss"] == ("0.5", "0.2*", "0.9"), "the lowest loss is the best"
     assert of_ids["accuracy"] == ("0.5", "0.8*", "0.1")
-    assert not {"tags", "machineType", "project"} & of_ids.keys(), "the runs have them in common"
-    of_query = columns(signed_in_browser.get("/ui/compare", params={"q": "tag:sweep"}).text)
-    assert {name: values[::-1] for name, values in of_query.items()} == of_ids
+    assert not {"tags", "Machine", "Project"} & of_ids.keys(), "the runs have them in common"
+    page = signed_in_browser.get("/ui/runs", params={"q": "tag:sweep"}).text
+    assert {name: values[::-1] for name, values in columns(page).items()} == of_ids
+    assert re.search(r"best accuracy <a[^>]*>0.8<", page)
+    assert ">Succeeded 3</a>" in page
+
+
+@pytest.mark.usefixtures("runs")
+def test_the_table_is_sorted_by_each_head_and_shows_the_chosen_columns(signed_in_browser):
+    query = {"q": "tag:sweep", "sort": "metric.val/loss"}
+    page = signed_in_browser.get("/ui/runs", params=query).text
+    assert columns(page)["RATE"] == ("0.03", "0.01", "0.1")
+    down = html.unescape(re.search(r'aria-sort="ascending"[^>]*><a[^>]*href="([^"]+)">val/loss<', page)[1])
+    assert columns(signed_in_browser.get(down).text)["RATE"] == ("0.1", "0.01", "0.03")
+    hidden = signed_in_browser.get("/ui/runs", params=query | {"cols": ["cost", "option.command"]}).text
+    assert columns(hidden).keys() == {"Job", "State", "Cost", "command"}
+    assert columns(hidden)["command"][0] == "train --lr 0.03"
+
+
+@pytest.mark.usefixtures("runs")
+def test_pages_of_many_runs_say_their_place(signed_in_browser, monkeypatch):
+    monkeypatch.setattr(runs_page, "MOST_RUNS", 2)
+    page = signed_in_browser.get("/ui/runs", params={"q": "tag:sweep"}).text
+    assert "1\N{EN DASH}2 of 3 jobs" in page
+    onward = html.unescape(re.search(r'href="([^"]+)" rel="next"', page)[1])
+    assert "3\N{EN DASH}3 of 3 jobs" in signed_in_browser.get(onward).text
 
 
 def read_curves(browser, **params):
     """The curves of runs, by run and metric."""
-    lines = browser.get("/ui/compare/series", params=params).text.splitlines()
+    lines = browser.get("/ui/runs/series", params=params).text.splitlines()
     return {one["id"]: {curve["name"]: curve for curve in one["series"]} for one in map(json.loads, lines)}
 
 
@@ -105,13 +130,13 @@ def test_runs_with_many_values_are_sampled_and_say_so(signed_in_browser, runs, d
     row = {"job_id": runs[0], "attempt": 1, "source": "job", "at": at}
     with database.write() as session:
         metrics.add(session, [row | {"offset": at, "step": at, "values": {"loss": at}} for at in range(1, 3000)])
-    lines = signed_in_browser.get("/ui/compare/series", params={"ids": ",".join(runs)}).text.splitlines()
+    lines = signed_in_browser.get("/ui/runs/series", params={"ids": ",".join(runs)}).text.splitlines()
     first, second, _ = map(json.loads, lines)
     assert (first["sampled"], second["sampled"]) == (True, False)
     assert first["series"][-1]["last"] == 2999
 
 
-def test_no_runs_and_too_many_are_said(signed_in_browser):
-    assert "Choose jobs in the list" in signed_in_browser.get("/ui/compare?ids=jnone").text
-    many = signed_in_browser.get("/ui/compare", params={"ids": ",".join(f"j{number}" for number in range(201))})
-    assert (many.status_code, "200 can be compared at once" in many.text) == (400, True)
+def test_an_empty_workspace_and_a_wrong_query_say_so(signed_in_browser):
+    assert "No jobs here" in signed_in_browser.get("/ui/runs?ids=jnone").text
+    wrong = signed_in_browser.get("/ui/runs", params={"q": "stat:failed"})
+    assert (wrong.status_code, "not a field" in wrong.text) == (400, True)

@@ -1,7 +1,5 @@
 """The pages of sweeps: the list, and one with its trials, its chart, its changes and its owner."""
 
-import html
-import json
 import re
 
 from support.live_service import make_job_body
@@ -41,18 +39,16 @@ def test_a_sweep_shows_its_trials_with_the_best_marked(client, stores, worker):
     for value in (0.75, 0.5, 0.625):
         finish_trial(stores, worker, value)
     advance(stores, made["id"])
-    page = client.get(f"/ui/sweeps/{made['id']}").text
-    assert re.findall(r'">(Trial \d)</a> <span class="badge running">Best</span>', page) == ["Trial 1"]
-    assert '<a href="#trial-1">Trial 1</a> with loss 0.5' in page
-    assert re.findall(r'<span class="badge (\w+)"><[^>]*></span>Complete<', page) == ["succeeded"] * 3
-    [chart] = json.loads(html.unescape(re.search(r"data-curves='([^']*)'", page)[1]))
-    best, complete = chart["series"]
-    assert (chart["title"], best["y"], complete["y"]) == ("loss by trial", [0.75, 0.5, 0.5], [0.75, 0.5, 0.625])
-    assert '<th scope="row" class="name">complete</th><td>3 trials</td>' in page, "without scripts"
-    assert f'href="/ui/compare?ids={made["id"]}"' in page
+    page = client.get(client.get(f"/ui/sweeps/{made['id']}").headers["location"]).text
+    assert re.search(r"best loss <a[^>]*>0.5<", page)
+    names = re.findall(r'<tr data-run.*?<a id="[^>]*>(tune\[\d\])<', page, re.DOTALL)
+    assert names == ["tune[1]", "tune[2]", "tune[0]", "tune[3]"], "the best first, those without a value last"
+    assert re.findall(r'class="number nowrap best" data-value="([\d.]+)"', page) == ["0.5"]
+    assert ">Succeeded 3</a>" in page
+    assert "4 of 4 trials" in page
     lr = made["trials"][0]["params"]["lr"]
     assert f">{lr:.4g}"[:5] in page
-    assert client.get(f"/ui/compare?ids={made['id']}").text.count("<tr data-run=") == 4
+    assert client.get(f"/ui/runs?ids={made['id']}").text.count("<tr data-run=") == 4
     job = client.get(f"/ui/jobs/{made['trials'][0]['jobId']}/config").text
     assert f'<dt>Sweep</dt><dd><a href="/ui/sweeps/{made["id"]}">' in job
 
@@ -60,23 +56,25 @@ def test_a_sweep_shows_its_trials_with_the_best_marked(client, stores, worker):
 def test_trials_of_programs_have_rows_without_a_job(client):
     made = client.post("/sweeps", json={"space": {"x": "1,2"}, "metric": "loss:min", "method": "grid"}).json()
     path = f"/sweeps/{made['id']}/trials"
-    empty = client.get(f"/ui/sweeps/{made['id']}").text
+    empty = client.get(f"/ui/runs?q=sweep:{made['id']}").text
     assert f'gradient_jobs.Client().sweeps.get("{made["id"]}").ask()' in empty
     client.post(path, json={"key": "k" * 16})
     client.post(f"{path}/0", json={"key": "k" * 16, "values": [{"step": 0, "value": 0.5}], "end": "complete"})
-    page = client.get(f"/ui/sweeps/{made['id']}").text
+    page = client.get(f"/ui/runs?q=sweep:{made['id']}").text
     assert 'id="trial-0">Trial 0 <span class="badge running">Best</span></th>' in re.sub(r"\s+</th>", "</th>", page)
     assert "with trials requested by programs" in page
-    assert "/ui/compare?ids=" not in page
+    assert "No jobs here" not in page
     assert f'href="/ui/sweeps/{made["id"]}#trial-0">0.5</a>' in client.get("/ui/sweeps").text
 
 
 def test_the_owner_alone_pauses_stops_and_deletes_it(client, bob):
     made = create(client)
-    page = f"/ui/sweeps/{made['id']}"
+    page = f"/ui/runs?q=sweep%3A{made['id']}"
 
     def press(action, headers=None):
-        return client.post(f"{page}/{action}", headers={"Origin": str(client.base_url)} | (headers or {}))
+        return client.post(
+            f"/ui/sweeps/{made['id']}/{action}", headers={"Origin": str(client.base_url)} | (headers or {})
+        )
 
     assert "/pause" in client.get(page).text
     assert "/pause" not in client.get(page, headers=bob[1]).text
@@ -87,4 +85,4 @@ def test_the_owner_alone_pauses_stops_and_deletes_it(client, bob):
     press("stop")
     assert client.get(f"/sweeps/{made['id']}").json()["state"] == "stopped"
     assert press("delete").headers["location"] == "/ui/sweeps"
-    assert client.get(page).status_code == 404
+    assert client.get(f"/ui/sweeps/{made['id']}").status_code == 404

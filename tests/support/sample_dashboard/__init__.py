@@ -29,7 +29,7 @@ PAGES = {
     *("secrets", "registries", "server", "health", "login", "schedules", "sweep"),
 }
 """Names of the pages."""
-_WITH_CHARTS = {"metrics", "comparison", "sweep"}
+_WITH_CHARTS = {"metrics", "comparison", "project"}
 _WITH_LINES = {"log", "long-text"}
 _TRAINING = Path(__file__).with_name("train.py").read_bytes()
 

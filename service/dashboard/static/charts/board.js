@@ -3,18 +3,19 @@
 import { isLive, onChange } from "../live.js";
 import { Chart, followTheme, loadLibrary, make } from "./chart.js";
 import { meanSeries } from "./groups.js";
-import { joinTable } from "./runs.js";
-import { groupSeries, pointsOf } from "./series.js";
+import { joinTable, singleTable } from "./runs.js";
+import { groupSeries, pointsOf, unitOf } from "./series.js";
 
 const EVERY_MS = 4000;
 const COST_SHARE = 10;
+const FEW_RUNS = 6; // of which single values have columns
 const MORE = 4; // curves are drawn again once there are so many times as many
 const MOST_POINTS = 1000; // of a curve; of many together, fewer
 const POINTS_OF_RUNS = 60_000;
 const SAMPLED = "Long runs are shown at even intervals. Zoom in for more values.";
 
 export function showMetrics(section) {
-  if (section.dataset.runs !== "[]") loadLibrary(() => new Board(section).start());
+  new Board(section).start();
 }
 
 const curves = new Map(); // charts by their titles
@@ -51,17 +52,22 @@ class Board {
   constructor(section) {
     this.section = section;
     // Of several runs, each curve has its own beginning.
-    this.runs = section.dataset.runs ? JSON.parse(section.dataset.runs) : null;
+    this.runs = "runs" in section.dataset ? new Map() : null;
     this.began = this.runs ? 0 : Number(section.dataset.began);
-    this.hidden = new Set();
+    this.listed = new Set();
     this.form = section.querySelector("[data-chart-options]");
     this.query = new URLSearchParams(location.search);
+    // Ids of runs whose curves are hidden, and titles of the charts that come first.
+    this.hidden = new Set(this.query.get("hide")?.split(","));
+    this.pinned = new Set(this.query.getAll("pin"));
   }
 
   start() {
+    if (this.runs) this.table = joinTable(this);
+    this.table?.learn();
     this.#readQuery();
     this.x = this.form.elements.x?.value;
-    if (this.runs) this.table = joinTable(document.querySelector("[data-runs-table]"), this);
+    this.table?.dress();
     this.form.addEventListener("input", () => this.#change());
     this.form.addEventListener("submit", (event) => event.preventDefault());
     this.form.querySelector("[data-reset]").addEventListener("click", () => this.#zoom(null));
@@ -70,7 +76,8 @@ class Board {
   }
 
   #readQuery() {
-    const { log, smooth, x, q, group } = this.form.elements;
+    const { log, smooth, x, q, group, value } = this.form.elements;
+    if (value) value.value = ["min", "max"].find((kind) => kind === this.query.get("value")) ?? "last";
     log.checked = this.query.get("log") === "1";
     if (group) group.value = [...group.options].some((one) => one.value === this.query.get("group")) ? this.query.get("group") : "";
     smooth.value = Number(this.query.get("smooth")) || 0;
@@ -86,7 +93,13 @@ class Board {
   }
 
   redraw() {
+    this.#writeQuery();
     this.#draw();
+  }
+
+  // The table has new runs.
+  reload() {
+    this.#fetch();
   }
 
   // Of grouped runs, `curve` is the number of a group.
@@ -109,13 +122,15 @@ class Board {
   }
 
   #writeQuery() {
-    const { log, smooth, x, q, group } = this.form.elements;
-    const state = { ...(group ? { group: group.value } : {}), log: log.checked ? "1" : "", smooth: Number(smooth.value) || "", x: x && x.value !== "step" ? x.value : "", [q?.dataset.name ?? "q"]: q?.value ?? "", axis: this.range?.axis === "time" ? "time" : "", from: this.range?.from ?? "", to: this.range?.to ?? "" };
+    const { log, smooth, x, q, group, value } = this.form.elements;
+    const state = { ...(group ? { group: group.value, value: value.value === "last" ? "" : value.value, hide: [...this.hidden].join(",") } : {}), log: log.checked ? "1" : "", smooth: Number(smooth.value) || "", x: x && x.value !== "step" ? x.value : "", [q?.dataset.name ?? "q"]: q?.value ?? "", axis: this.range?.axis === "time" ? "time" : "", from: this.range?.from ?? "", to: this.range?.to ?? "" };
     const address = new URL(location.href);
     for (const [name, value] of Object.entries(state)) {
       if (value === "") address.searchParams.delete(name);
       else address.searchParams.set(name, value);
     }
+    address.searchParams.delete("pin");
+    for (const title of this.pinned) address.searchParams.append("pin", title);
     history.replaceState(history.state, "", address);
   }
 
@@ -129,12 +144,12 @@ class Board {
 
   // The curves of all runs in one answer, a line a run, drawn as they come.
   async #fetchRuns() {
-    const wanted = { ids: this.runs.map(([id]) => id), axis: this.x, points: Math.max(300, Math.min(MOST_POINTS, Math.round(POINTS_OF_RUNS / this.runs.length))) };
+    if (!this.listed.size) return new Response();
+    const wanted = { ids: [...this.listed].join(","), axis: this.x, points: Math.max(300, Math.min(MOST_POINTS, Math.round(POINTS_OF_RUNS / this.listed.size))) };
     if (this.range) Object.assign(wanted, { from: this.range.from, to: this.range.to });
     const asked = (this.asked = new URLSearchParams(wanted).toString());
     const answer = await fetch(`${this.section.dataset.metrics}?${asked}`);
     if (!answer.ok) return answer;
-    const places = new Map(this.runs.map(([id, label], run) => [id, { source: "job", run, label }]));
     const found = { series: [], leftOut: null };
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
@@ -143,7 +158,7 @@ class Board {
       rest = lines.pop();
       for (const { id, sampled, series } of lines.map((line) => JSON.parse(line))) {
         if (sampled) found.leftOut = SAMPLED;
-        for (const one of series) found.series.push({ ...one, ...places.get(id) });
+        for (const one of series) found.series.push({ ...one, ...this.runs.get(id) });
       }
       if (asked !== this.asked) return answer;
       if (found.series.length > MORE * this.#answer.series.length) this.#showRuns(found);
@@ -199,8 +214,9 @@ class Board {
     // The page of a job that had not started when it was opened does not know its start.
     if (!Number.isFinite(this.began)) this.began = Math.min(...series.map((one) => Date.parse(one.points[0]?.time) / 1000).filter(Number.isFinite));
     const filter = (this.form.elements.q?.value ?? "").toLowerCase();
-    const seen = this.hidden.size ? series.filter((one) => !this.hidden.has(one.run)) : series;
+    const seen = this.runs ? series.filter((one) => this.listed.has(one.id) && !this.hidden.has(one.id)) : series;
     const groups = groupSeries(this.table?.groups ? meanSeries(seen, this.table.groups) : seen);
+    this.#showSingles(groups);
     for (const group of groups.values()) {
       if (!this.#charts.has(group.key)) this.#add(group);
       const chart = this.#charts.get(group.key);
@@ -208,6 +224,7 @@ class Board {
       chart.update(group.series, this.#options());
     }
     for (const [key, chart] of this.#charts) if (!groups.has(key)) chart.element.hidden = true;
+    this.#order();
     for (const box of this.#groups.values()) box.hidden = [...box.querySelectorAll(".chart")].every((chart) => chart.hidden);
     const reset = this.form.querySelector("[data-reset]");
     reset.hidden = this.range === null;
@@ -217,10 +234,39 @@ class Board {
     this.section.hidden = series.length === 0 && !leftOut && this.range === null;
   }
 
+  // A metric with one value is no curve.
+  #showSingles(groups) {
+    const single = this.range ? [] : [...groups.values()].filter((group) => group.source === "job" && group.series.every((one) => pointsOf(one) < 2));
+    this.singles?.remove();
+    for (const group of single) groups.delete(group.key);
+    if (!single.length) return;
+    const column = this.section.querySelector('[data-charts="job"]');
+    this.singles = make("div", "scroll");
+    this.singles.tabIndex = 0;
+    this.singles.append(singleTable(single.map((group) => ({ ...group, unit: unitOf(group.series[0].name) })), FEW_RUNS));
+    column.append(this.singles);
+    column.hidden = false;
+  }
+
   #add(group) {
-    const chart = new Chart(group, (range) => this.#zoom(range), this.runs ? (run) => this.light(run) : undefined);
+    const pin = (title) => {
+      if (!this.pinned.delete(title)) this.pinned.add(title);
+      this.redraw();
+    };
+    const chart = new Chart(group, (range) => this.#zoom(range), this.runs ? (run) => this.light(run) : undefined, pin);
     this.#charts.set(group.key, chart);
     this.#boxOf(group).append(chart.element);
+  }
+
+  // Pinned charts come first, then the main metric's.
+  #order() {
+    const rank = ({ name }) => 2 - (this.pinned.has(name.textContent) ? 2 : name.textContent === this.section.dataset.main ? 1 : 0);
+    for (const box of this.#groups.values()) {
+      const shown = [...box.querySelectorAll(".chart")];
+      for (const { chart } of shown) chart.markPinned(this.pinned.has(chart.name.textContent));
+      const wanted = shown.toSorted((one, other) => rank(one.chart) - rank(other.chart));
+      if (wanted.some((element, at) => element !== shown[at])) box.append(...wanted);
+    }
   }
 
   #boxOf({ source, group: prefix }) {

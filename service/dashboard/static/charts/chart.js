@@ -9,8 +9,11 @@ const AXIS_FONT = "11px system-ui, sans-serif";
 const ZOOM = 0.25;
 const LEAST_DRAG = 6;
 const NEAR = 30; // of the cursor and the curve that it lights, px
+const TIP_ROWS = 14;
+const VEIL = 0.7;
 const GRID = 1000;
 const GOLDEN_ANGLE = 137.508;
+const computed = new Map(); // colours of the theme
 let library = null;
 
 export class Chart {
@@ -20,7 +23,7 @@ export class Chart {
   #keyed = false;
   #extent = null; // first and last x of everything, once it was shown
 
-  constructor({ title, source }, onZoom, onLight) {
+  constructor({ title, source }, onZoom, onLight, onPin) {
     this.source = source;
     this.onZoom = onZoom;
     this.onLight = onLight;
@@ -36,6 +39,8 @@ export class Chart {
     this.tip = make("div", "chart-tip");
     this.tip.setAttribute("aria-hidden", "true");
     const tools = make("span", "chart-tools");
+    this.pin = onPin && button("Pin", `Pin ${title}`, () => onPin(title));
+    if (this.pin) tools.append(this.pin);
     tools.append(button("PNG", `Save ${title} as PNG`, () => this.#savePng()), button("CSV", `Save ${title} as CSV`, () => this.#saveCsv()));
     caption.append(this.name, this.value, tools);
     this.element.append(caption, this.box, this.legend);
@@ -73,6 +78,10 @@ export class Chart {
     this.plot?.redraw();
   }
 
+  markPinned(pinned) {
+    this.pin?.setAttribute("aria-pressed", String(pinned));
+  }
+
   #showLast() {
     this.value.textContent = this.series.length === 1 && !this.ofRuns ? this.unit(this.series[0].last) : "";
   }
@@ -108,6 +117,7 @@ export class Chart {
   }
 
   #draw() {
+    if (!window.uPlot) return loadLibrary(() => this.#stale && this.#draw());
     this.#stale = false;
     const tables = this.series.map((one) => {
       const [xs, values] = columns(one, this.axis, one.began ?? this.options.began);
@@ -120,6 +130,7 @@ export class Chart {
     // The times of runs differ all: on a grid, a table of many runs stays small.
     if (this.ofRuns && this.axis !== "step") snap(tables);
     const data = window.uPlot.join(tables);
+    if (this.ofRuns) this.ends = this.series.map((_, place) => lastKnown(data[1 + place * this.#width()], data[0].length - 1));
     if (!this.zoomed || this.whole) this.#extent = [data[0][0], data[0].at(-1)];
     const shape = JSON.stringify([this.options.log && this.series.every((one) => one.min > 0), this.axis, this.options.smoothing > 0, this.series.map((one) => [one.run ?? one.name, one.low !== undefined, one.kind, one.colour, one.filled])]);
     if (this.plot && shape === this.shape) this.plot.setData(data);
@@ -191,16 +202,41 @@ export class Chart {
       const run = this.#nearest();
       if (run !== this.lit) return this.onLight(run);
     }
+    const at = xText(this.axis, this.plot.data[0][idx]);
+    if (this.ofRuns) return this.#readRuns(at, idx);
     const width = this.#width();
-    const read = this.series.filter((one, at) => (this.ofRuns ? one.run === this.lit : one.kind !== "steps" && (one.kind !== "marks" || this.plot.data[1 + at][idx] !== undefined)));
+    const read = this.series.filter((one, place) => one.kind !== "steps" && (one.kind !== "marks" || this.plot.data[1 + place][idx] !== undefined));
     const values = read.map((one) => {
-      const at = this.series.indexOf(one);
-      const column = this.plot.data[1 + at * width];
+      const column = this.plot.data[1 + this.series.indexOf(one) * width];
       return `${this.#label(one)}${this.unit(column[lastKnown(column, idx)])}`;
     });
-    const at = xText(this.axis, this.plot.data[0][idx]);
     this.value.textContent = `${at}: ${values.join(", ")}`;
-    this.#showTip([at, ...values]);
+    this.#showTip(at, values.map((text) => make("div", "", text)));
+  }
+
+  // The runs that have a value there, the highest first, around the nearest one.
+  #readRuns(at, idx) {
+    const width = this.#width();
+    const found = [];
+    this.series.forEach((one, place) => {
+      const column = this.plot.data[1 + place * width];
+      const value = idx <= this.ends[place] ? column[lastKnown(column, idx)] : null;
+      if (typeof value === "number") found.push([one, value]);
+    });
+    found.sort((one, other) => other[1] - one[1]);
+    const middle = found.findIndex(([one]) => one.run === this.lit);
+    const first = Math.max(0, Math.min(middle - TIP_ROWS / 2, found.length - TIP_ROWS));
+    const lines = found.slice(first, first + TIP_ROWS).map(([one, value]) => {
+      const line = make("div", one.run === this.lit ? "nearest" : "");
+      const swatch = make("span", "swatch");
+      swatch.style.background = runColour(one.run);
+      line.append(swatch, `${this.unit(value)} `, make("span", "tip-name", one.label));
+      return line;
+    });
+    if (found.length > lines.length) lines.push(make("div", "muted", `and ${found.length - lines.length} more`));
+    const lit = found[middle];
+    this.value.textContent = lit ? `${at}: ${this.#label(lit[0])}${this.unit(lit[1])}` : at;
+    this.#showTip(at, lines);
   }
 
   // Columns of the plot's data for each series.
@@ -209,7 +245,7 @@ export class Chart {
     return this.options.smoothing > 0 ? 2 : 1;
   }
 
-  // Dims all curves but that of a run, which is drawn above them: to draw hundreds again would take too long.
+  // Veils all curves but that of a run, which is drawn above them: to draw hundreds again would take too long.
   light(run) {
     if (this.lit === run) return;
     this.lit = run;
@@ -219,14 +255,18 @@ export class Chart {
 
   #drawLit() {
     const at = this.series.findIndex((one) => one.run === this.lit);
-    this.box.classList.toggle("dimmed", this.ofRuns && this.lit !== null && at >= 0);
-    this.above?.remove();
-    if (!this.ofRuns || !this.plot || at < 0) return;
+    this.above ??= make("canvas", "chart-lit");
+    this.above.hidden = !this.ofRuns || !this.plot || at < 0;
+    if (this.above.hidden) return;
     const { over, data } = this.plot;
-    this.above = Object.assign(make("canvas", "chart-lit"), { width: over.clientWidth * devicePixelRatio, height: over.clientHeight * devicePixelRatio });
-    over.prepend(this.above);
+    const { width, height } = this.plot.bbox; // in pixels of the screen, and known without a layout
+    Object.assign(this.above, { width, height });
+    if (this.above.parentElement !== over) over.prepend(this.above);
     const pen = this.above.getContext("2d");
     pen.scale(devicePixelRatio, devicePixelRatio);
+    Object.assign(pen, { globalAlpha: VEIL, fillStyle: colour(this.box, "var(--sheet)") });
+    pen.fillRect(0, 0, width, height);
+    pen.globalAlpha = 1;
     Object.assign(pen, { strokeStyle: colour(this.box, runColour(this.series[at].run)), lineWidth: 2.2, lineJoin: "round" });
     pen.beginPath();
     data[this.#width() * at + 1].forEach((value, place) => {
@@ -248,11 +288,11 @@ export class Chart {
   }
 
   // The values in a box beside the cursor, on the side that has room.
-  #showTip(lines) {
+  #showTip(at, lines) {
     const { left } = this.plot.cursor;
-    const { clientWidth } = this.plot.over;
-    this.tip.textContent = lines.join("\n");
-    this.plot.over.append(this.tip);
+    const clientWidth = this.plot.bbox.width / devicePixelRatio;
+    this.tip.replaceChildren(make("div", "", at), ...lines);
+    if (this.tip.parentElement !== this.plot.over) this.plot.over.append(this.tip);
     const beyond = left > clientWidth / 2;
     this.tip.style.left = beyond ? "" : `${left + 12}px`;
     this.tip.style.right = beyond ? `${clientWidth - left + 12}px` : "";
@@ -366,8 +406,12 @@ export function loadLibrary(use) {
 }
 
 export function followTheme(restyle) {
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
-  new MutationObserver(restyle).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+  const forget = () => {
+    computed.clear();
+    restyle();
+  };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", forget);
+  new MutationObserver(forget).observe(document.documentElement, { attributeFilter: ["data-theme"] });
 }
 
 // One value all along: a line in the middle.
@@ -397,10 +441,12 @@ export function runColour(run) {
 
 // A canvas knows no variables, and no colours that depend on the theme: the browser computes them.
 function colour(element, value) {
-  element.style.color = value;
-  const computed = getComputedStyle(element).color;
-  element.style.color = "";
-  return computed;
+  if (!computed.has(value)) {
+    element.style.color = value;
+    computed.set(value, getComputedStyle(element).color);
+    element.style.color = "";
+  }
+  return computed.get(value);
 }
 
 function faded(rgb) {

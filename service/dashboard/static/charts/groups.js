@@ -8,10 +8,10 @@ const MOST_PLACES = 300;
 // The groups in order of their values: a label, and the numbers of the runs.
 export function groupRows(rows, column) {
   const found = new Map();
-  for (const row of rows) {
+  for (const [row, run] of rows) {
     const { value } = row.cells[column].dataset;
     if (!found.has(value)) found.set(value, { label: row.cells[column].innerText || "–", value, runs: new Set() });
-    found.get(value).runs.add(Number(row.dataset.run));
+    found.get(value).runs.add(run);
   }
   return [...found.values()].sort((one, other) => one.value - other.value || one.value.localeCompare(other.value));
 }
@@ -62,12 +62,12 @@ function spread(values) {
 }
 
 // A row a group: mean and standard deviation of each metric's values in the table of runs, the best mean marked.
-export function groupTable(table, groups, title, swatchOf) {
+export function groupTable(table, groups, title, swatchOf, runOf) {
   const heads = [...table.tHead.rows[0].cells];
   const metrics = heads.map((head, column) => ({ column, ...head.dataset })).filter(({ metric }) => metric !== undefined);
   const rows = [...table.tBodies[0].rows];
   const results = metrics.map(({ column, goal }) => {
-    const found = groups.map(({ runs }) => spread(rows.filter((row) => runs.has(Number(row.dataset.run)) && row.cells[column].dataset.value !== "").map((row) => Number(row.cells[column].dataset.value))));
+    const found = groups.map(({ runs }) => spread(rows.filter((row) => runs.has(runOf(row)) && row.cells[column].dataset.value !== "").map((row) => Number(row.cells[column].dataset.value))));
     const means = found.map(({ mean }) => mean).filter((mean) => mean !== null && mean !== undefined);
     return { found, best: goal && means.length > 1 ? Math[goal](...means) : null };
   });

@@ -1,19 +1,36 @@
-// The table of compared runs beside their curves: lights a run in both, hides curves, sorts, and saves the table.
+// The table of runs beside their curves: lights a run in both, hides curves, shows other values, and saves the table.
 
 import { onChange } from "../live.js";
-import { cell, runColour, save } from "./chart.js";
+import { cell, make, runColour, save } from "./chart.js";
 import { groupRows, groupTable } from "./groups.js";
+import { showPanels } from "./panels.js";
 import { figure } from "./series.js";
 
-const READ = { last: (one) => one.last, min: (one) => one.min, max: (one) => one.max };
+const READ = { min: (one) => one.min, max: (one) => one.max };
 
-// `board` has `hidden`, a set of runs, `light` for a run or null, and `redraw`.
-export function joinTable(table, board) {
-  const rows = () => [...table.tBodies[0].rows];
-  const runOf = (row) => Number(row.dataset.run);
-  const joined = { groups: null };
+// `board` has `runs` by id, the ids that are `listed` and `hidden`, `light` for a run or null, and `redraw`.
+export function joinTable(board) {
+  const table = () => document.querySelector("[data-runs-table]");
+  const heads = () => [...(table()?.tHead.rows[0].cells ?? [])];
+  const rows = () => [...(table()?.tBodies[0].rows ?? [])];
+  const runOf = (row) => board.runs.get(row.dataset.run).run;
+  const choice = board.form.elements.group;
+  const joined = { groups: null, light, update, dress, learn };
   let latest = [];
-  let order = null; // of the rows: column and direction
+
+  // Numbers the runs, which gives them their colours; true if there are new ones.
+  function learn() {
+    const before = board.runs.size;
+    board.listed = new Set(rows().map((row) => row.dataset.run));
+    for (const row of rows()) {
+      const id = row.dataset.run;
+      if (!board.runs.has(id)) board.runs.set(id, { id, source: "job", run: board.runs.size, label: row.querySelector(".name").dataset.value });
+    }
+    const choices = heads().map((head) => head.dataset.choice).filter((name) => name !== undefined);
+    choice.replaceChildren(new Option("nothing", ""), ...choices.map((name) => new Option(name, name, false, name === choice.value)));
+    choice.closest("label").hidden = choices.length === 0;
+    return board.runs.size > before;
+  }
 
   // The number of a run's group, or of the run.
   function curveOf(run) {
@@ -21,86 +38,110 @@ export function joinTable(table, board) {
   }
 
   function group() {
-    const { value } = board.form.elements.group;
-    const head = [...table.tHead.rows[0].cells].find((one) => one.dataset.choice === value);
-    const fields = rows().toSorted((one, other) => runOf(one) - runOf(other));
-    joined.groups = value && head ? groupRows(fields, head.cellIndex) : null;
-    const box = document.querySelector("[data-groups]");
-    box.replaceChildren(...(joined.groups ? [groupTable(table, joined.groups, value, runColour)] : []));
+    const head = heads().find((one) => one.dataset.choice === choice.value);
+    const numbered = rows().map((row) => [row, runOf(row)]).sort((one, other) => one[1] - other[1]);
+    joined.groups = choice.value && head ? groupRows(numbered, head.cellIndex) : null;
+    document.querySelector("[data-groups]").replaceChildren(...(joined.groups ? [groupTable(table(), joined.groups, choice.value, runColour, runOf)] : []));
   }
 
   function dress() {
-    for (const row of rows()) {
-      row.querySelector(".swatch").style.background = runColour(curveOf(runOf(row)));
-      row.querySelector("input").checked = !board.hidden.has(runOf(row));
-    }
     showValues();
     group();
-    sort();
+    for (const row of rows()) {
+      const eye = row.querySelector("[data-eye]");
+      eye.setAttribute("aria-pressed", String(!board.hidden.has(row.dataset.run)));
+      eye.firstElementChild.style.background = runColour(curveOf(runOf(row)));
+    }
+    showPanels(heads(), rows().filter((row) => !board.hidden.has(row.dataset.run)), (row) => curveOf(runOf(row)), board);
   }
 
   // The last, lowest or highest value of each metric, the best of a column marked.
   function showValues() {
     const kind = board.form.elements.value.value;
-    [...table.tHead.rows[0].cells].forEach((head, column) => {
+    heads().forEach((head, column) => {
       const { metric, goal } = head.dataset;
       if (metric === undefined || !latest.length) return;
-      const byRun = new Map(latest.filter((one) => one.name === metric).map((one) => [one.run, READ[kind](one)]));
+      const byRun = new Map(kind in READ ? latest.filter((one) => one.name === metric).map((one) => [one.id, READ[kind](one)]) : []);
       const known = [...byRun.values()].filter((value) => typeof value === "number");
       const best = goal && known.length > 1 ? Math[goal](...known) : null;
       for (const row of rows()) {
-        const value = byRun.get(runOf(row)) ?? null;
         const shown = row.cells[column];
-        shown.dataset.value = typeof value === "number" ? value : "";
-        shown.textContent = figure(value);
-        shown.classList.toggle("best", value !== null && value === best);
+        const value = byRun.get(row.dataset.run) ?? null;
+        shown.kept ??= [shown.textContent, shown.dataset.value, shown.classList.contains("best")];
+        const [text, number, isBest] = kind in READ ? [figure(value), typeof value === "number" ? value : "", value !== null && value === best] : shown.kept;
+        if (shown.textContent !== text) shown.textContent = text;
+        shown.dataset.value = number;
+        shown.classList.toggle("best", isBest);
       }
     });
+    const sorted = heads().find((head) => kind in READ && head.dataset.metric !== undefined && (head.ariaSort ?? "none") !== "none");
+    if (!sorted) return;
+    const value = (row) => row.cells[sorted.cellIndex].dataset.value;
+    const sign = sorted.ariaSort === "ascending" ? 1 : -1;
+    table().tBodies[0].append(...rows().sort((one, other) => (value(one) === "") - (value(other) === "") || sign * (value(one) - value(other))));
   }
 
-  function sort() {
-    if (!order) return;
-    const key = (row) => row.cells[order.column].dataset.value ?? row.cells[order.column].innerText;
-    const compare = (one, other) => (key(one) === "") - (key(other) === "") || order.sign * (key(one) - key(other) || key(one).localeCompare(key(other)));
-    table.tBodies[0].append(...rows().sort(compare));
+  function light(curve) {
+    for (const drawing of document.querySelectorAll("[data-panels] svg")) {
+      drawing.classList.toggle("some-lit", curve !== null);
+      for (const shape of drawing.querySelectorAll(`.lit, [data-curve="${curve}"]`)) shape.classList.toggle("lit", Number(shape.dataset.curve) === curve);
+    }
+    for (const row of rows()) row.classList.toggle("lit", curve !== null && curveOf(runOf(row)) === curve);
+    for (const row of document.querySelectorAll("[data-group]")) row.classList.toggle("lit", Number(row.dataset.group) === curve);
   }
 
-  table.tHead.addEventListener("click", (event) => {
-    const head = event.target.closest("th");
-    if (!event.target.closest("button")) return;
-    order = { column: head.cellIndex, sign: order?.column === head.cellIndex ? -order.sign : head.dataset.goal === "max" ? -1 : 1 };
-    for (const one of table.tHead.rows[0].cells) one.removeAttribute("aria-sort");
-    head.setAttribute("aria-sort", order.sign > 0 ? "ascending" : "descending");
-    sort();
-  });
-  table.addEventListener("change", ({ target }) => {
-    const run = runOf(target.closest("tr"));
-    if (target.checked) board.hidden.delete(run);
-    else board.hidden.add(run);
+  function update(series) {
+    latest = series;
+    dress();
+  }
+
+  const panes = document.querySelector(".panes");
+  panes.addEventListener("click", ({ target }) => {
+    const row = target.closest("[data-eye]")?.closest("tr");
+    if (!row) return;
+    if (!board.hidden.delete(row.dataset.run)) board.hidden.add(row.dataset.run);
+    dress();
     board.redraw();
   });
-  for (const one of [table, document.querySelector("[data-groups]")]) {
-    one.addEventListener("pointerover", ({ target }) => {
-      const { run, group: of } = target.closest("[data-run], [data-group]")?.dataset ?? {};
-      board.light(run !== undefined ? curveOf(Number(run)) : of !== undefined ? Number(of) : null);
-    });
-    one.addEventListener("pointerleave", () => board.light(null));
-  }
-  document.querySelector("[data-csv]").addEventListener("click", () => {
+  panes.addEventListener("pointerover", ({ target }) => {
+    const { run, group: of } = target.closest("[data-run], [data-group]")?.dataset ?? {};
+    if (run !== undefined) board.light(curveOf(board.runs.get(run).run));
+    else if (of !== undefined) board.light(Number(of));
+    else if (!target.closest(".chart")) board.light(null);
+  });
+  document.addEventListener("click", ({ target }) => {
+    if (!target.closest("[data-csv]") || !table()) return;
     const line = (cells) => cells.slice(1).map((one) => cell(one.dataset.value || one.innerText.trim())).join(",");
-    const text = [[...table.tHead.rows[0].cells], ...rows().map((row) => [...row.cells])].map(line);
+    const text = [heads(), ...rows().map((row) => [...row.cells])].map(line);
     save(new Blob([`${text.join("\n")}\n`], { type: "text/csv" }), "runs.csv");
   });
-  onChange((part) => part === table.tBodies[0] && dress());
-  dress();
-  return Object.assign(joined, {
-    light(curve) {
-      for (const row of rows()) row.classList.toggle("lit", curve !== null && curveOf(runOf(row)) === curve);
-      for (const row of document.querySelectorAll("[data-group]")) row.classList.toggle("lit", Number(row.dataset.group) === curve);
-    },
-    update(series) {
-      latest = series;
-      dress();
-    },
+  onChange((part) => {
+    if (part.dataset.part !== "runs") return;
+    const more = learn();
+    dress();
+    if (more) board.reload();
+    else board.redraw();
   });
+  return joined;
+}
+
+// A row a metric that has only one value a run: the value of each of a few runs, else the lowest and the highest.
+export function singleTable(metrics, few) {
+  const labels = [...new Set(metrics.flatMap(({ series }) => series.map((one) => one.label)))];
+  const heads = labels[0] === undefined ? ["Value"] : labels.length <= few ? labels : ["Lowest", "Highest"];
+  const table = make("table", "runs singles");
+  table.append(make("caption", "", "Single values"), make("thead"), make("tbody"));
+  const row = (title, texts, tag) => {
+    const line = make("tr");
+    line.append(make("th", "name", title), ...texts.map((text) => make(tag, "number nowrap", text)));
+    return line;
+  };
+  table.tHead.append(row("Metric", heads, "th"));
+  for (const { title, series, unit } of metrics) {
+    const values = series.map((one) => one.last).filter((value) => typeof value === "number");
+    const ends = values.length ? [Math.min(...values), Math.max(...values)] : [null, null];
+    const texts = labels[0] === undefined ? [series[0].last] : labels.length <= few ? labels.map((label) => series.find((one) => one.label === label)?.last) : ends;
+    table.tBodies[0].append(row(title, texts.map(unit), "td"));
+  }
+  return table;
 }
