@@ -54,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     health = commands.add_parser("alive", help="exit with 0 if a worker sends heartbeats, else 1")
     for command in (up, worker, health):
         command.add_argument("--name", help="name of the worker (default: name of this machine)")
-    for add in (_add_maintenance, _add_leaks, _add_machines, _add_workers):
+    for add in (_add_maintenance, _add_machines, _add_workers):
         add(commands)
     commands.add_parser("migrate", help="migrate the database's schema to this version")
     for add in (_add_keys, _add_sessions, _add_signing, _add_secrets):
@@ -212,18 +212,6 @@ def _add_maintenance(commands: "argparse._SubParsersAction[argparse.ArgumentPars
         description="Show the disk usage of GRADIENT_HOME by category, and the ten largest jobs.",
     )
     disk.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _add_leaks(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    leaks = commands.add_parser(
-        "leaks",
-        help="list billed cloud resources that no living job owns",
-        description="List the TPUs and files in Google Cloud that carry this service's labels, with their owners: "
-        "jobs, other installations, or no living job. Exit code 1: some of this installation have no living job.",
-    )
-    leaks.add_argument("--delete", metavar="ID", help="delete one that no living job owns, after a question")
-    leaks.add_argument("--yes", action="store_true", help="with --delete: do not ask")
-    leaks.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_machines(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -1,3 +1,4 @@
+import json
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -8,7 +9,14 @@ from sqlalchemy.orm import Session
 from core.db.database import Database, now
 from core.db.models.jobs import Job
 from core.ids import new_id
-from core.jobs.cloud_resources import REFUSAL, CloudResource, InstallationValue, find_refusal
+from core.jobs.cloud_resources import (
+    REFUSAL,
+    UNOWNED,
+    CloudResource,
+    InstallationValue,
+    find_refusal,
+    find_unowned,
+)
 from core.jobs.guarded_updates import insert_ignore
 from core.jobs.states import OWNED
 from worker.backends.tpu.resource_inventory import ResourceEntry
@@ -118,6 +126,15 @@ class DatabaseResourceInventory:
                 made = insert_ignore(session.get_bind().dialect.name, InstallationValue)
                 text = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC: {why}"
                 session.execute(made.values(name=REFUSAL, value=text[:_VALUE_LENGTH]))
+
+    def record_unowned(self, owners: dict[str, str]) -> None:
+        with self._database.read() as session:
+            if find_unowned(session) == owners:
+                return
+        with self._database.write() as session:
+            session.execute(delete(InstallationValue).where(InstallationValue.name == UNOWNED))
+            made = insert_ignore(session.get_bind().dialect.name, InstallationValue)
+            session.execute(made.values(name=UNOWNED, value=json.dumps(owners)))
 
     def list_of_attempt(self, job_id: str, attempt: int) -> list[ResourceEntry]:
         return self._list(CloudResource.job_id == job_id, CloudResource.attempt == attempt)

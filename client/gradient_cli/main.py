@@ -130,6 +130,7 @@ COMMANDS = {
         "machines.tpus:add_list",
         "list billed or requested TPUs: state, health, job, cost so far",
     ),
+    "leaks": ("machines.tpus:add_leaks", "list what Google bills for no living job"),
     "costs": ("costs:add_show", "show what jobs have cost, by project, user, key, machine type or day"),
     "completion": ("completion:add_completion", "print the completion script of bash, zsh or fish"),
     "login": ("account.login:add_login", "save the address of a server and an API key for it"),

@@ -3,6 +3,7 @@
 Only one attempt at a time may hold a name; the database enforces it, so two jobs never share a node of a pool.
 """
 
+import json
 from datetime import datetime
 
 from sqlalchemy import Double, ForeignKey, Index, String, Text, func, or_, select, text
@@ -13,7 +14,7 @@ from core.db.models.jobs import BigId, Job
 
 _OPEN = text("gone_at IS NULL")
 _SECONDS_PER_HOUR = 3600
-REFUSAL = "cloud-refusal"
+REFUSAL, UNOWNED = "cloud-refusal", "cloud-unowned"
 
 
 class InstallationValue(Base):
@@ -22,7 +23,7 @@ class InstallationValue(Base):
     __tablename__ = "installation"
 
     name: Mapped[str] = mapped_column(String(64), primary_key=True)
-    value: Mapped[str] = mapped_column(String(255))
+    value: Mapped[str] = mapped_column(Text)
 
 
 class CloudResource(Base):
@@ -62,6 +63,12 @@ class CloudResource(Base):
 def find_refusal(session: Session) -> str | None:
     """Return since when Google refuses the workers, and in which words; None: it does not, as far as they know."""
     return session.scalar(select(InstallationValue.value).where(InstallationValue.name == REFUSAL))
+
+
+def find_unowned(session: Session) -> dict[str, str]:
+    """Return the owners of what has the service's label in the cloud and no record here, by name."""
+    text = session.scalar(select(InstallationValue.value).where(InstallationValue.name == UNOWNED))
+    return json.loads(text) if text else {}
 
 
 def list_open(session: Session) -> list[CloudResource]:

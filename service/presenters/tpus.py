@@ -23,6 +23,7 @@ def tpus_view(session: Session) -> Tpus:
             _tpu_view(tpu, jobs[tpu.job_id], cloud_resources.cost(tpu, jobs[tpu.job_id].price_per_hour, current))
             for tpu in tpus
         ],
+        unowned=cloud_resources.find_unowned(session),
         refusal=cloud_resources.find_refusal(session),
         recent_cost=round(cloud_resources.total_cost(session, current - timedelta(days=_TOTAL_DAYS)), 6),
     )

@@ -34,6 +34,9 @@ class Tpus(View):
     """The TPUs, oldest first."""
 
     tpus: list[TpuView]
+    unowned: dict[str, str] = Field(
+        description="what else the cloud has with the label of the service: its owner, by `zone/name`"
+    )
     refusal: str | None = Field(
         description="since when Google refuses the workers or does not answer them, and its words; null: it answers"
     )

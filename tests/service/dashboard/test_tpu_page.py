@@ -47,8 +47,20 @@ def test_what_deleted_jobs_have_cost_is_not_lost(client, signed_in_browser, tpu,
         session.execute(update(Job).values(simulated=False))
     with database.write() as session:
         session.execute(update(Job).values(deleted_at=now()))
-    assert client.get("/tpus").json() == {"tpus": [], "recentCost": 4.5, "refusal": None}
+    assert client.get("/tpus").json() == {"tpus": [], "unowned": {}, "recentCost": 4.5, "refusal": None}
     assert "last 30 days cost $4.50" in signed_in_browser.get("/ui/tpus").text
+
+
+def test_what_google_bills_for_others_is_shown_until_it_is_gone(client, signed_in_browser, database):
+    inventory = DatabaseResourceInventory(database, "here")
+    inventory.record_unowned({"us-west4-a/gj-x": "the installation gx"})
+    inventory.record_unowned({"us-west4-a/gj-y": "the installation <gy>"})
+    page = signed_in_browser.get("/ui/tpus").text
+    assert "<code>us-west4-a/gj-y</code> of the installation &lt;gy&gt;" in page
+    assert "gj-x" not in page
+    assert "nothing is billed" not in page
+    inventory.record_unowned({})
+    assert client.get("/tpus").json()["unowned"] == {}
 
 
 def test_a_refused_worker_is_said_with_the_words_for_those_with_a_key(client, signed_in_browser, database):

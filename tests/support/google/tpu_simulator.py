@@ -120,6 +120,9 @@ class MemoryResourceInventory:
     def record_refusal(self, why):
         self.refusal = why
 
+    def record_unowned(self, owners):
+        self.unowned = owners
+
     def list_of_attempt(self, job_id, attempt):
         return [self._entry(row) for row in self.rows if (row["job_id"], row["attempt"]) == (job_id, attempt)]
 

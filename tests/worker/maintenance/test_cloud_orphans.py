@@ -7,6 +7,7 @@ from support.google.tpu_simulator import running_simulator, tpu_settings
 from core.db.database import now
 from core.db.models.jobs import Job, LeaderLease
 from core.jobs import lifecycle, queries
+from core.jobs.cloud_resources import find_unowned
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
@@ -79,6 +80,19 @@ def test_what_is_in_the_cloud_and_in_no_record_is_deleted_unless_a_worker_runs_i
     give_up(database, lost)
     assert CloudSweep(host).run() == {"tpus": 1}
     assert simulator.cloud.remaining_resources() == ([], [])
+
+
+def test_what_belongs_to_others_is_kept_and_told_until_it_is_gone(host, database, simulator):
+    parent, labels = "projects/simulated/locations/us-west4-a", {"gradient-jobs": "gx", "gradient-job": "j1"}
+    simulator.cloud.create_node(parent, "gj-theirs", {"labels": labels})
+    simulator.cloud.create_node(parent, "unlabelled", {})
+    assert CloudSweep(host).run() == {"tpus": 0}
+    with database.read() as session:
+        assert find_unowned(session) == {"us-west4-a/gj-theirs": "the installation gx"}
+    simulator.cloud.delete_node(f"{parent}/nodes/gj-theirs")
+    CloudSweep(host).run()
+    with database.read() as session:
+        assert find_unowned(session) == {}
 
 
 def test_one_worker_at_a_time_sweeps(host, database, lost):

@@ -37,13 +37,15 @@ class OrphanSweep:
         recorded = {entry.name for entry in written}
         zones = dict.fromkeys([*self._settings.zones, *(entry.zone for entry in written)])
         refusals: list[str] = []
+        unowned: dict[str, str] = {}
         for zone in zones:
             try:
-                count += self._delete_unrecorded(zone, recorded, owned)
+                count += self._delete_unrecorded(zone, recorded, owned, unowned)
             except ApiError as error:
                 logger.warning("zone_not_swept", extra={"zone": zone, "error": str(error)})
                 refusals.append(f"{zone}: {error}")
         self._resource_inventory.record_refusal("; ".join(refusals) or None)
+        self._resource_inventory.record_unowned(unowned)
         return count
 
     def _remove(self, entry: ResourceEntry) -> bool:
@@ -53,15 +55,22 @@ class OrphanSweep:
         logger.info("tpu_swept", extra={"resource": entry.name, "job_id": entry.job_id})
         return not entry.over
 
-    def _delete_unrecorded(self, zone: str, recorded: set[str], owned: IsOwned) -> int:
-        """Delete labelled resources that are not in the inventory, as after the restore of an older database."""
-        count = 0
+    def _delete_unrecorded(self, zone: str, recorded: set[str], owned: IsOwned, unowned: dict[str, str]) -> int:
+        """Delete labelled resources that are not in the inventory, as after the restore of an older database.
+
+        `unowned`: gets the owners of those that are not deleted now, by name.
+        """
+        count, ours = 0, self._resource_inventory.installation()
         for kind, orphan in self._list_labelled(zone):
-            name = f"{orphan.zone}/{orphan.id}"
-            if name in recorded or time.time() - orphan.created < times.ORPHAN_GRACE_SECONDS:
+            name, installation = f"{orphan.zone}/{orphan.id}", orphan.labels[LABEL]
+            if installation != ours:
+                unowned[name] = f"the installation {installation}"
                 continue
             job_id, attempt = orphan.labels.get(LABEL_JOB, ""), orphan.labels.get(LABEL_ATTEMPT, "")
-            if attempt.isdecimal() and owned(job_id, int(attempt)):
+            if name in recorded or (attempt.isdecimal() and owned(job_id, int(attempt))):
+                continue
+            if time.time() - orphan.created < times.ORPHAN_GRACE_SECONDS:
+                unowned[name] = f"no job: it is deleted when it is {times.ORPHAN_GRACE_SECONDS / 60:.0f} minutes old"
                 continue
             logger.warning("tpu_without_job", extra={"resource": name, "job_id": job_id})
             recorded.add(name)
@@ -80,14 +89,8 @@ class OrphanSweep:
         return (self._api.delete_queued if kind == QUEUED else self._api.delete_node)(orphan.zone, orphan.id)
 
     def _list_labelled(self, zone: str) -> Iterator[tuple[str, Node | QueuedResource]]:
-        """Yield the resources of this installation."""
-        ours = self._resource_inventory.installation()
-        return ((kind, row) for kind, row in list_labelled(self._api, zone) if row.labels[LABEL] == ours)
-
-
-def list_labelled(api: TpuApi, zone: str) -> Iterator[tuple[str, Node | QueuedResource]]:
-    """Yield the resources of all installations, queued resources first: their nodes are deleted with them."""
-    for kind, listed in ((QUEUED, api.queued_resources), (NODE, api.nodes)):
-        for resource in listed(zone):
-            if LABEL in resource.labels:
-                yield kind, resource
+        """Yield the resources of all installations, queued resources first: their nodes are deleted with them."""
+        for kind, listed in ((QUEUED, self._api.queued_resources), (NODE, self._api.nodes)):
+            for resource in listed(zone):
+                if LABEL in resource.labels:
+                    yield kind, resource

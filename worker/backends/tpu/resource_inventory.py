@@ -72,6 +72,9 @@ class ResourceInventory(Protocol):
     def record_refusal(self, why: str | None) -> None:
         """Record since when the cloud refuses the worker, and why; None: it does not."""
 
+    def record_unowned(self, owners: dict[str, str]) -> None:
+        """Record the service's other resources in the cloud, which no job here owns: who does, by name."""
+
     def list_of_attempt(self, job_id: str, attempt: int) -> list[ResourceEntry]:
         """List all resources of an attempt, oldest first."""
 
