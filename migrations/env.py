@@ -12,6 +12,7 @@ import core.db.models.job_params
 import core.db.models.jobs
 import core.db.models.metrics
 import core.db.models.notifications
+import core.db.models.project_members
 import core.db.models.saved_views
 import core.db.models.schedules
 import core.db.models.sweeps

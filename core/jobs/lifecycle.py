@@ -37,6 +37,7 @@ from core.jobs.scheduling import dependencies, nodes
 from core.jobs.spec.labels import check_tags
 from core.jobs.states import OWNED, JobState
 from core.security.actor import acting_key
+from core.security.visibility import seeing_everything
 
 RETRY_FIRST_SECONDS, RETRY_MAX_SECONDS = 5, 600
 MAX_MACHINE_FAULTS = 3  # machine faults after which the job itself is the likely cause
@@ -389,6 +390,7 @@ def _cancel_queued(session: Session, job: Job, *why: str | None, actor: str | No
     return cancelled
 
 
+@seeing_everything()
 def _release_dependents(session: Session, ended: Job) -> None:
     """Let jobs start that waited for one that has ended, and cancel those that can never start, with their own."""
     ends = [ended]

@@ -20,6 +20,7 @@ from core.jobs.spec.labels import check_label, check_tags
 from core.jobs.states import JobState
 from core.jobs.templates import templates
 from core.security.actor import record_change
+from core.security.visibility import is_hidden
 from core.settings.limits import MAX_DAYS
 from core.storage.retention import FOREVER
 
@@ -35,16 +36,31 @@ _RANGES = {
     "keep_artifacts_days": ("keepArtifactsDays", MAX_DAYS, _DAYS),
 }
 _PROJECTS = Base.metadata.tables[Project.__tablename__]
+_SUBMITTED_TO = ("id", "name", "max_stored_mb", "closed_at")
 _FOR_SUBMISSION = Prepared(
-    select(_PROJECTS.c.id, _PROJECTS.c.name, _PROJECTS.c.max_stored_mb).where(_PROJECTS.c.name == bindparam("name"))
+    select(*(_PROJECTS.c[name] for name in _SUBMITTED_TO)).where(_PROJECTS.c.name == bindparam("name"))
 )
 _BY_NAME = select(Project).where(Project.name == bindparam("name"))
 
 
 def find_for_submission(session: Session, name: str) -> Project | None:
-    """Return a project's id, name and storage quota, without the ORM; the object belongs to no session."""
+    """Return a project with `_SUBMITTED_TO` alone, without the ORM; the object belongs to no session.
+
+    Raises `SpecInvalid`: the caller does not see the project of this name.
+    """
     rows = _FOR_SUBMISSION.rows(session, {"name": name})
-    return Project(**dict(zip(("id", "name", "max_stored_mb"), rows[0], strict=True))) if rows else None
+    project = Project(**dict(zip(_SUBMITTED_TO, rows[0], strict=True))) if rows else None
+    if project is not None and project.closed_at is not None and is_hidden(session, project.id):
+        raise _name_taken(name)
+    return project
+
+
+def _name_taken(name: str) -> SpecInvalid:
+    return SpecInvalid(
+        f"The name {name!r} is taken by a closed project of others. Choose another name, or ask an administrator to "
+        "make you a member.",
+        field="project",
+    )
 
 
 def get_or_create(session: Session, name: str, created_by: str | None = None) -> tuple[Project, bool]:
@@ -58,7 +74,10 @@ def get_or_create(session: Session, name: str, created_by: str | None = None) ->
     if made is not None:
         record_change(session, "project_created", name)
         return made, True
-    return session.scalars(select(Project).where(Project.name == name)).one(), False
+    existing = session.scalar(_BY_NAME, {"name": name})
+    if existing is None:
+        raise _name_taken(name)
+    return existing, False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,12 @@ from sqlalchemy.orm import Session, aliased, load_only
 from core.db.database import now
 from core.db.light_rows import LightRows
 from core.db.models.credentials import ApiKey
-from core.db.models.jobs import IS_COUNTED_QUEUED, IS_FAILED, Attempt, Event, Job, Project, Worker
+from core.db.models.jobs import IS_COUNTED_QUEUED, IS_FAILED, IS_QUEUED, Attempt, Event, Job, Project, Worker
 from core.db.prepared import Prepared
 from core.errors import JobNotFound, ProjectNotFound
 from core.jobs.states import OWNED, JobState
 from core.search.ordering import Ordering, parse_cursor
+from core.security.visibility import hidden_projects, is_hidden, seeing_everything
 
 WORKER_STALE_SECONDS = 60
 _SPEC_FIELDS = ("container", "command", "workspace")  # filter fields that are stored only in the spec's JSON
@@ -83,9 +84,10 @@ class JobPage:
 
 def get(session: Session, job_id: str) -> Job:
     rows = _job().rows(session, {"job_id": job_id})
-    if not rows:
+    job = JOB_ROWS.make(rows[0]) if rows else None
+    if job is None or is_hidden(session, job.project_id):
         raise JobNotFound(job_id)
-    return JOB_ROWS.make(rows[0])
+    return job
 
 
 @cache
@@ -106,6 +108,9 @@ def shown_names(session: Session, ids: Sequence[str]) -> dict[str, str]:
 
 def queued(session: Session, *, limit: int) -> list[Job]:
     """Return the first waiting jobs, by priority and age."""
+    if hidden_projects(session):
+        visible = select(Job).where(IS_QUEUED).order_by(Job.priority.desc(), Job.seq)
+        return list(session.scalars(visible.limit(limit)))
     # SQLite has no statistics: it takes the index of states to be short, and would sort all that wait.
     hint = "" if session.get_bind().dialect.name == "postgresql" else "INDEXED BY ix_jobs_queue"
     first = f"SELECT seq FROM jobs {hint} WHERE state = 'queued' ORDER BY priority DESC, seq LIMIT :first"  # noqa: S608 - constants
@@ -113,6 +118,7 @@ def queued(session: Session, *, limit: int) -> list[Job]:
     return list(session.scalars(select(Job).where(Job.seq.in_(seqs)).order_by(Job.priority.desc(), Job.seq)))
 
 
+@seeing_everything()
 def queue_sizes(session: Session) -> list[tuple[str, int, datetime]]:
     """Return the number of waiting jobs and the oldest submission of each machine type, the longest queue first."""
     number = func.count()
@@ -310,6 +316,7 @@ def projects(session: Session) -> list[Project]:
     return [_PROJECT_ROWS.make(row) for row in session.execute(query)]
 
 
+@seeing_everything()
 def job_counts(session: Session) -> dict[str, int]:
     """Count the jobs of each project, by project id. Reads all jobs."""
     counts = select(Job.project_id, func.count().label("jobs")).where(Job.deleted_at.is_(None)).group_by(Job.project_id)

@@ -12,7 +12,6 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import now
-from core.db.models.credentials import UserKey
 from core.db.models.jobs import Project
 from core.db.models.notifications import ALL, NotificationDelivery, NotificationRule, Receiver
 from core.errors import CredentialNotFound, SpecInvalid
@@ -32,14 +31,10 @@ from core.notifications.webhook import SECRET_PREFIX
 from core.security.actor import record_change
 from core.security.credentials import receiver_purpose
 from core.security.encryption import Vault
+from core.security.users import identity_of
 
 MAX_URL = 2000
 MAX_QUIET_SECONDS = 7 * 24 * 3600
-
-
-def owner_of(session: Session, key_id: str) -> str:
-    """Return the id of the user of a key; of a key without a user, its own."""
-    return session.scalar(select(UserKey.user_id).where(UserKey.key_id == key_id)) or key_id
 
 
 def get(session: Session, name: str) -> Receiver:
@@ -106,7 +101,7 @@ def _subject(session: Session, key_id: str, text: str) -> str:
     """Return whose events are meant."""
     scope, _, name = text.partition(":")
     if text in {"mine", "all"}:
-        return ALL if text == "all" else owner_of(session, key_id)
+        return ALL if text == "all" else identity_of(session, key_id)
     project_id = projects.find_id(session, name) if scope == "project" and name else None
     if project_id is None:
         raise SpecInvalid(

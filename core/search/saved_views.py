@@ -5,9 +5,9 @@ from urllib.parse import parse_qs, urlsplit
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from core.db.models.credentials import UserKey
 from core.db.models.saved_views import SavedView
 from core.errors import SpecInvalid
+from core.security.users import identity_of
 
 COLUMNS = ""  # name of the view with the columns that the list has unless its address names others
 _PAGES = frozenset({"/ui/jobs", "/ui/runs"})
@@ -18,7 +18,7 @@ _LONGEST_ADDRESS = 5000
 
 def of_user(session: Session, key_id: str) -> dict[str, str]:
     """Return the addresses of a user's views by name."""
-    query = select(SavedView.name, SavedView.address).where(SavedView.owner == _owner(session, key_id))
+    query = select(SavedView.name, SavedView.address).where(SavedView.owner == identity_of(session, key_id))
     return {name: address for name, address in session.execute(query.order_by(SavedView.name))}  # noqa: C416 - dict() would ask a result for its keys
 
 
@@ -39,7 +39,7 @@ def save(session: Session, key_id: str, name: str, address: str) -> None:
             "Save it from one of these pages.",
             field="address",
         )
-    owner = _owner(session, key_id)
+    owner = identity_of(session, key_id)
     held = session.scalar(select(func.count()).where(SavedView.owner == owner)) or 0
     if held >= _MOST_VIEWS and session.get(SavedView, (owner, name)) is None:
         raise SpecInvalid(f"You have {held} views, which is the limit. Delete one first.", field="name")
@@ -48,8 +48,4 @@ def save(session: Session, key_id: str, name: str, address: str) -> None:
 
 
 def remove(session: Session, key_id: str, name: str) -> None:
-    session.execute(delete(SavedView).where(SavedView.owner == _owner(session, key_id), SavedView.name == name))
-
-
-def _owner(session: Session, key_id: str) -> str:
-    return session.scalar(select(UserKey.user_id).where(UserKey.key_id == key_id)) or key_id
+    session.execute(delete(SavedView).where(SavedView.owner == identity_of(session, key_id), SavedView.name == name))

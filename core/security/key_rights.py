@@ -63,13 +63,6 @@ class KeyRights:
         if self.projects is not None:
             raise KeyRefused("This API key may only use the projects that were given to it, and create none.")
 
-    def check_project(self, session: Session, project_id: str, name: str) -> None:
-        if self.projects is not None and project_id not in self.projects:
-            names = session.scalars(select(Project.name).where(Project.id.in_(self.projects)).order_by(Project.name))
-            raise KeyRefused(
-                f"This API key may not submit to project {name}, only to {', '.join(names)}.", field="project"
-            )
-
     def check_job_count(self, session: Session, key_id: str, new: int) -> None:
         """Raise `KeyRefused` if so many new jobs would be too many at once."""
         if self.max_jobs is None:
@@ -81,4 +74,14 @@ class KeyRights:
             raise KeyRefused(
                 f"This API key may have {self.max_jobs:,} unfinished job{'s' * (self.max_jobs != 1)} at once, and has "
                 f"{count:,}; {new:,} would be new. Wait until jobs end, or stop some."
+            )
+
+
+def check_project(session: Session, allowed: Collection[str] | None, name: str) -> None:
+    """Refuse the name of a project that a key is not for, whether there is one; `allowed`: ids; None: all."""
+    if allowed is not None:
+        names = session.scalars(select(Project.name).where(Project.id.in_(allowed)).order_by(Project.name)).all()
+        if name not in names:
+            raise KeyRefused(
+                f"This API key may not submit to project {name}, only to {', '.join(names)}.", field="project"
             )

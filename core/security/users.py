@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from core.db.database import now
 from core.db.models.credentials import ApiKey, User, UserKey
+from core.db.models.project_members import ProjectMember
 from core.errors import NotFound, SpecInvalid, Unauthorized
 from core.ids import new_id
 from core.security import api_keys
@@ -69,6 +70,7 @@ def remove(session: Session, email: str) -> Sequence[ApiKey]:
     user = get(session, email)
     ids = session.scalars(select(UserKey.key_id).where(UserKey.user_id == user.id)).all()
     revoked = [api_keys.revoke(session, key_id) for key_id in ids]
+    session.execute(delete(ProjectMember).where(ProjectMember.member == user.id))
     session.execute(delete(User).where(User.id == user.id))
     record_change(session, "user_deleted", user.email)
     return revoked
@@ -88,6 +90,11 @@ def keys_of_same_user(session: Session, key_id: str) -> set[str]:
     """Return the ids of the keys issued to the user of this key; of a key without a user, its own."""
     user_id = select(UserKey.user_id).where(UserKey.key_id == key_id).scalar_subquery()
     return {key_id, *session.scalars(select(UserKey.key_id).where(UserKey.user_id == user_id))}
+
+
+def identity_of(session: Session, key_id: str) -> str:
+    """Return the id of the user of a key; of a key without a user, its own."""
+    return session.scalar(select(UserKey.user_id).where(UserKey.key_id == key_id)) or key_id
 
 
 def create_key_for(session: Session, user_id: str, name: str, *, days: float | None = None) -> tuple[ApiKey, str]:

@@ -1,10 +1,9 @@
 """Authentication: an API key in a header, or a browser session opened with one."""
 
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Security
@@ -14,9 +13,11 @@ from starlette.requests import HTTPConnection, Request
 
 from core.db.models.credentials import ApiKey
 from core.errors import AdministratorOnly, KeyNeeded, KeyRefused, Unauthorized
+from core.jobs import queries
 from core.monitoring.logging import bind
 from core.security.actor import act_as
 from core.security.key_rights import KeyRights
+from core.security.visibility import Viewer, see_as, seeing_as
 from service.app_state import AppState
 from service.auth.session_cookie import session_token
 from service.deps import AppStateDep, state_of
@@ -70,9 +71,19 @@ def _count_request(connection: HTTPConnection, app_state: AppState, key: ApiKey,
         connection.state.counted = True
         app_state.keys.used_from(key.id, connection.client.host if connection.client else None)
         act_as(principal.id)
+        see_as(_viewer(app_state, key.id, KeyRights.of(key.rights)))
         bind(request_id=getattr(connection.state, "request_id", None), key_id=principal.id)
         app_state.limits.requests.acquire(principal.id)
     return principal
+
+
+def _viewer(app_state: AppState, key_id: str, rights: KeyRights) -> Viewer:
+    sees_closed = key_id in app_state.settings.sign_in.administrators or rights.allows("admin")
+    return Viewer(key_id, rights.projects, sees_closed)
+
+
+def viewer_of(app_state: AppState, key_id: str) -> Viewer:
+    return _viewer(app_state, key_id, app_state.keys.rights(key_id))
 
 
 async def require_key_or_session(connection: HTTPConnection) -> Principal:
@@ -96,14 +107,23 @@ def _check_scope(connection: HTTPConnection, key: ApiKey) -> None:
         )
 
 
-def authorization(app_state: AppState, caller: Principal) -> Callable[[], object]:
-    """Return a function that raises `Unauthorized` once the caller's key or session is no longer valid.
+def authorization(app_state: AppState, caller: Principal, job_ids: Collection[str]) -> Callable[[], None]:
+    """Return a function for streams of these jobs.
 
-    It may query the database, so it runs in a thread.
+    It raises `Unauthorized` once the caller's key or session is no longer valid, and `JobNotFound` once a job is hidden
+    from it. It may query the database, so it runs in a thread.
     """
-    if caller.session_token is not None:
-        return partial(app_state.sessions.key, caller.session_token)
-    return partial(app_state.keys.get, caller.id)
+
+    def check() -> None:
+        if caller.session_token is not None:
+            app_state.sessions.key(caller.session_token)
+        else:
+            app_state.keys.get(caller.id)
+        with seeing_as(viewer_of(app_state, caller.id)), app_state.database.read() as session:
+            for job_id in job_ids:
+                queries.get(session, job_id)
+
+    return check
 
 
 def _use_client_request_id(connection: HTTPConnection) -> None:

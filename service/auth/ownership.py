@@ -1,18 +1,19 @@
-"""Owners: only they and administrators change what they created; all keys may read and clone it.
+"""Owners: only they and administrators change what they created; all keys that see it may read and clone it.
 
 The owner of a job, a comparison, a schedule, a sweep or a receiver of notifications is the key that submitted it, that
 of a project the key that made it, each with the other keys of the same user. What belongs to all (secrets and
-registries of all projects, workers) is the administrators'.
+registries of all projects, workers) is the administrators'. In a project, roles come first: a maintainer changes
+everything of it, a viewer nothing, and a closed project itself is changed by its maintainers alone.
 
 The routes' own table decides where the rule applies: to every route below one of these that does not only read, unless
 `OPEN_ENDPOINTS` names it. Routes that get ids in a body call the functions themselves.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from fastapi import Depends
-from sqlalchemy import select
+from sqlalchemy import null, select
 from sqlalchemy.orm import Session
 from starlette.requests import HTTPConnection
 
@@ -22,7 +23,7 @@ from core.db.models.notifications import Receiver
 from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
 from core.errors import OwnerOnly
-from core.security import api_keys, users
+from core.security import api_keys, members, users
 from core.security.credentials import ALL_PROJECTS
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, Principal, is_administrator, reads_only, require_administrator
@@ -45,10 +46,11 @@ _OF_ALL = ("/secrets/", "/registries/", "/workers/", "/ui/machines/")  # starts 
 
 def require_owner(session: Session, app_state: AppState, caller: Principal, owned_id: str, table: _Table = Job) -> None:
     """Refuse everybody but the owner and administrators; what does not exist is left for the endpoint to report."""
-    owner_id = session.scalar(select(table.submitted_by).where(table.id == owned_id))
-    if owner_id is not None and not changeable_owners(session, app_state, caller.id, [owner_id]):
+    project_id: Any = getattr(table, "project_id", null())  # a receiver is in none
+    owned = session.execute(select(table.submitted_by, project_id).where(table.id == owned_id)).one_or_none()
+    if owned is not None and not changeable(session, app_state, caller.id, [tuple(owned)]):
         raise _refusal(
-            session, caller, f"{table.__name__} {owned_id}", owner_id, "stop, delete, change or enter it", "a clone"
+            session, caller, f"{table.__name__} {owned_id}", owned[0], "stop, delete, change or enter it", "a clone"
         )
 
 
@@ -61,15 +63,23 @@ def require_project_owner(session: Session, app_state: AppState, caller: Princip
     if project is None:
         return
     owner_id = project.created_by
+    if members.roles(session, caller.id).get(project_id) == "maintainer" or is_administrator(app_state, caller.id):
+        return
+    if project.closed_at is not None:
+        raise OwnerOnly(
+            f"Only maintainers of project {project.name} and administrators may change it, its secrets, registries and "
+            "storage. Ask one of them for the role `maintainer`."
+        )
     if owner_id is None:
         _require_administrator(session, app_state, caller)
-    elif not changeable_owners(session, app_state, caller.id, [owner_id]):
+    elif not changeable(session, app_state, caller.id, [(owner_id, None)]):
         what = "change it, its secrets, registries and storage"
         raise _refusal(session, caller, f"Project {project_id}", owner_id, what, "your own project")
 
 
 def require_owner_of_all(session: Session, app_state: AppState, caller: Principal, project_id: str) -> None:
-    if _may_change_all(app_state, caller.id):
+    is_maintainer = members.roles(session, caller.id).get(project_id) == "maintainer"
+    if is_maintainer or _may_change_all(app_state, caller.id):
         return
     caller_keys = users.keys_of_same_user(session, caller.id)
     of_others = select(Job.submitted_by).where(
@@ -81,12 +91,22 @@ def require_owner_of_all(session: Session, app_state: AppState, caller: Principa
         raise _refusal(session, caller, f"A job of project {project_id}", owner_id, what, "a clone")
 
 
-def changeable_owners(session: Session, app_state: AppState, key_id: str, owner_ids: Iterable[str]) -> Collection[str]:
-    """Return those of the owners whose jobs, comparisons and projects the caller with this key may change."""
-    owners = set(owner_ids)
-    if owners <= {key_id} or _may_change_all(app_state, key_id):
-        return owners
-    return owners & users.keys_of_same_user(session, key_id)
+def changeable(
+    session: Session, app_state: AppState, key_id: str, owned: Iterable[tuple[str, str | None]]
+) -> Collection[tuple[str, str | None]]:
+    """Return those of what is owned, each by a key in a project or in none, that the caller with this key may change.
+
+    A maintainer may change everything of the project; a viewer nothing.
+    """
+    pairs = set(owned)
+    if is_administrator(app_state, key_id):
+        return pairs
+    roles = members.roles(session, key_id)
+    shared = app_state.settings.sign_in.shared_jobs
+    owners = {owner for owner, _ in pairs} if shared else users.keys_of_same_user(session, key_id)
+    by_role = {"maintainer": pairs, "viewer": set[tuple[str, str | None]]()}
+    own = {pair for pair in pairs if pair[0] in owners}
+    return {pair for pair in pairs if pair in by_role.get(roles.get(pair[1] or "", ""), own)}
 
 
 def _may_change_all(app_state: AppState, key_id: str) -> bool:

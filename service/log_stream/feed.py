@@ -30,7 +30,7 @@ from service.presenters.outputs.removed import find_removed
 
 logger = logging.getLogger(__name__)
 
-AUTHORIZE_SECONDS = 15.0
+AUTHORIZE_SECONDS = 3.0
 _PAGE_LINES = 2000
 _PAGE_BYTES = 256 * 1024
 _KEPT_BYTES = 64 * 1024  # events kept for followers that are a little behind, besides those that were read last
@@ -60,7 +60,7 @@ class Reading(NamedTuple):
 
 
 class Authorization:
-    """The check of a key or a session, which its followers share; `authorize` raises `Unauthorized` once it is over."""
+    """The check of a key or a session, which its followers share; `authorize` raises an error once it is over."""
 
     def __init__(self, authorize: Callable[[], object]) -> None:
         self._authorize = authorize
@@ -74,8 +74,8 @@ class Authorization:
         self._next_check_at = time.monotonic() + AUTHORIZE_SECONDS
         try:
             self._authorize()
-        except Unauthorized as error:
-            self.refusal = format_error(error, 401)
+        except (Unauthorized, JobNotFound) as error:
+            self.refusal = format_error(error, 401 if isinstance(error, Unauthorized) else 404)
         except StoreUnavailable:  # the next check may succeed
             pass
 

@@ -6,11 +6,11 @@
     phase    the job's state, phase and reason, whenever they change
     removed  the log was deleted: when, and by which policy
     end      the job ended and every line was sent
-    error    the stream ends early: the job was deleted, or the key or the session is no longer valid
+    error    the stream ends early: the job was deleted or hidden, or the key or the session is no longer valid
 
 The followers of a log share a feed, which polls the job's row and the log once a second, and at once after a change on
 this host. A follower only knows how far its client is; while that is too far behind the feed, as at its start, it reads
-pages. The reason why a job waits is polled less often, because its cost grows with the queue, and a key every 15 s.
+pages. The reason why a job waits is polled less often, because its cost grows with the queue, and a key every 3 s.
 """
 
 import asyncio
@@ -85,9 +85,11 @@ class LogStream(Response):
 
     def _authorization(self) -> Authorization:
         shared = self._app_state.streams.authorizations
-        shared_authorization = shared.get(self._caller)
+        followed = self._caller, self._job_id
+        shared_authorization = shared.get(followed)
         if not isinstance(shared_authorization, Authorization) or shared_authorization.refusal:
-            shared_authorization = shared[self._caller] = Authorization(authorization(self._app_state, self._caller))
+            authorize = authorization(self._app_state, self._caller, [self._job_id])
+            shared_authorization = shared[followed] = Authorization(authorize)
         return shared_authorization
 
 

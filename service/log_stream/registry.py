@@ -35,7 +35,7 @@ class StreamRegistry:
 
     def __init__(self, per_key: int = 0, limit: int = MAX_STREAMS) -> None:
         self.feeds: dict[str, object] = {}  # the feed of each job
-        self.authorizations: WeakValueDictionary[object, object] = WeakValueDictionary()  # that of each caller
+        self.authorizations: WeakValueDictionary[object, object] = WeakValueDictionary()  # that of each caller and job
         self.reads = asyncio.Semaphore(_MOST_READS)  # hold it while a thread reads for a stream
         self._per_key = per_key
         self._limit = limit

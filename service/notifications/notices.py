@@ -22,7 +22,7 @@ from core.jobs.spec.guards import LOG_REASON
 from core.jobs.spec.notify import log_expressions
 from core.jobs.states import JobState
 from core.notifications.deliveries import Notice, read_now
-from core.notifications.receivers import owner_of
+from core.security.users import identity_of
 from service.app_state import AppState
 from service.presenters.jobs import STATE_WORDS, folded_views, job_views
 from service.presenters.schedules import schedule_view
@@ -130,7 +130,7 @@ def _notice(
         event=event,
         summary=f"{view.name} ({view.id}) {what}",
         data={kind: view.model_dump(mode="json", by_alias=True, include=_SHOWN)},
-        subjects=(view.id, row.project_id, owner_of(session, row.submitted_by)),
+        subjects=(view.id, row.project_id, identity_of(session, row.submitted_by)),
         **{"at": read_now(session)} | others,
     )
 
@@ -153,7 +153,7 @@ def of_costs(session: Session, app_state: AppState) -> Iterator[Notice]:
                 summary=f"{percent} % of {fund.text}, are spent",
                 data={"budget": {"kind": fund.kind, "amount": fund.amount, "unit": fund.unit, "used": round(part, 4)}},
                 at=read_now(session),
-                subjects={fund.subject, owner_of(session, fund.subject)},
+                subjects={fund.subject, identity_of(session, fund.subject)},
             )
 
 

@@ -408,6 +408,7 @@ def project_view(project: Project, jobs: int, live: ActiveCounts, settings: Sett
         job_count=jobs,
         running_count=live.running,
         queued_count=live.queued,
+        closed=project.closed_at is not None,
         max_stored_mb=projects.storage_limit_mb(project, settings.disk.project_mb) or None,
         keep_logs_days=logs.days,
         keep_logs_by="project" if logs.own else "service",

@@ -8,7 +8,7 @@ from core.db.models.jobs import Project
 from core.errors import ProjectNotFound
 from core.jobs import projects
 from core.jobs.costs import budgets
-from core.security import api_keys
+from core.security import api_keys, members
 from core.security.key_rights import KeyRights
 from service.app_state import AppState
 from service.auth.authentication import Principal, is_administrator
@@ -25,7 +25,10 @@ def keys_view(session: Session, app_state: AppState, caller: Principal) -> Keys:
 
 
 def own_key_view(session: Session, app_state: AppState, caller: Principal) -> KeyView:
-    return _key_view(session, app_state, session.get_one(ApiKey, caller.id), _project_names(session))
+    names = _project_names(session)
+    view = _key_view(session, app_state, session.get_one(ApiKey, caller.id), names)
+    roles = members.roles(session, caller.id)
+    return view.model_copy(update={"roles": {names[project]: roles[project] for project in roles if project in names}})
 
 
 def make_key(session: Session, app_state: AppState, wanted: CreateKey) -> CreatedKey:

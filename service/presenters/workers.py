@@ -4,21 +4,29 @@ from collections.abc import Mapping
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Worker
+from core.jobs import queries
 from core.jobs.scheduling import workers
 from core.jobs.tracking import metrics
+from core.security.visibility import hidden_projects
 from service.schemas.workers import WorkerGpu, WorkerView
+
+HIDDEN = ""  # in place of the id of a job that the caller does not see
 
 
 def worker_views(session: Session) -> list[WorkerView]:
-    held = workers.held_job_ids(session)
+    held, counts = workers.held_job_ids(session), workers.held_job_counts(session)
     holders = workers.gpu_holders(session)
-    samples = metrics.last_system_samples(session, set(holders.values()))
+    if hidden_projects(session):
+        visible = {job.id for job in queries.by_ids(session, list(holders.values()))}
+        holders = {place: job_id if job_id in visible else HIDDEN for place, job_id in holders.items()}
+    samples = metrics.last_system_samples(session, set(holders.values()) - {HIDDEN})
     used = {job_id: _gpu_usage(sample) for job_id, sample in samples.items()}
     return [
         WorkerView.of(
             worker,
             state=state,
             job_ids=held.get(worker.name, []),
+            other_jobs=counts.get(worker.name, 0) - len(held.get(worker.name, [])),
             gpus=None if worker.gpus is None else [_gpu_view(worker, gpu, holders, used) for gpu in _gpus(worker)],
         )
         for worker, state in workers.states(session)
@@ -44,6 +52,6 @@ def _gpu_view(
 ) -> WorkerGpu:
     job_id = holders.get((worker.host, gpu))
     percent, memory = used[job_id] if job_id else (None, None)
-    taken = None if job_id else (worker.taken_gpus or {}).get(gpu)
+    taken = "a job that you do not see" if job_id == HIDDEN else None if job_id else (worker.taken_gpus or {}).get(gpu)
     fault = (worker.gpu_faults or {}).get(gpu)
-    return WorkerGpu(gpu=gpu, job_id=job_id, taken_by=taken, fault=fault, percent=percent, memory_bytes=memory)
+    return WorkerGpu(gpu=gpu, job_id=job_id or None, taken_by=taken, fault=fault, percent=percent, memory_bytes=memory)

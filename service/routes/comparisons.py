@@ -68,7 +68,7 @@ def compare_jobs(
 ) -> ComparisonView:
     """Compare jobs that exist already."""
     with app_state.database.write() as session:
-        comparison_id, created = compare.compare_jobs(session, origin, body)
+        comparison_id, created = compare.compare_jobs(session, app_state, origin, body)
     response.status_code = 201 if created else 200
     return _show(app_state, comparison_id)
 
@@ -110,7 +110,7 @@ def import_comparison(
 ) -> ComparisonView:
     """Import a file of `GET /comparisons/{id}/export`; its figures are shown, and never ranked beside own ones."""
     with app_state.database.write() as session:
-        comparison_id, created = compare.import_file(session, caller.id, *given)
+        comparison_id, created = compare.import_file(session, app_state, caller.id, *given)
     response.status_code = 201 if created else 200
     return _show(app_state, comparison_id)
 

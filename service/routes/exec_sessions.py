@@ -21,7 +21,8 @@ from core.ids import new_id
 from core.jobs.exec import audit
 from core.jobs.exec.audit import ExecSession
 from service.app_state import AppState
-from service.auth.authentication import Caller, Principal
+from service.auth.authentication import Caller, Principal, authorization
+from service.auth.ownership import require_owner
 from service.deps import AppStateDep
 from service.exec.bridge import Bridge, connect_worker
 from service.http.routing import api_router
@@ -97,6 +98,7 @@ class _Session:
     def __init__(self, websocket: WebSocket, app_state: AppState, caller: Principal, job: Job, action: str) -> None:
         self._websocket = websocket
         self._app_state = app_state
+        self._caller = caller
         self._job = job
         self._record = ExecSession(new_id("e"), caller.id, caller.name, action)
 
@@ -122,8 +124,13 @@ class _Session:
                 {"session": record.id, "key": record.key_id, "job": job.id, "lease": job.lease, **request}
             )
             await self._websocket.send_json({"started": record.id})
-            check_key = partial(app_state.lanes.urgent.run, app_state.keys.get, record.key_id)
+            check_key = partial(app_state.lanes.urgent.run, self._check_rights)
             return await Bridge(self._websocket, worker, check_key, ends_when_idle=ends_when_idle).run()
+
+    def _check_rights(self) -> None:
+        authorization(self._app_state, self._caller, [self._job.id])()
+        with self._app_state.database.read() as session:
+            require_owner(session, self._app_state, self._caller, self._job.id)
 
     async def _write(self, record: Any) -> None:  # noqa: ANN401 - a function of `audit`
         def write() -> None:

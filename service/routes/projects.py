@@ -3,6 +3,8 @@ from typing import Annotated, Any
 from fastapi import Depends, Response
 
 from core.jobs import projects, queries
+from core.security import members
+from core.security.members import Member
 from service.auth.authentication import Caller, SearchSlot
 from service.auth.ownership import require_owner_of_all
 from service.deps import AppStateDep, ReadSession, WriteSession
@@ -10,7 +12,7 @@ from service.http import openapi_links
 from service.http.json_body import json_body_schema, parse_json_body
 from service.http.routing import api_router
 from service.presenters.projects import project_details, projects_view
-from service.schemas.projects import CreateProject, Projects, ProjectView, UpdateProject
+from service.schemas.projects import CreateProject, Members, MemberView, Projects, ProjectView, SetMember, UpdateProject
 from service.submission.validation import check_project_name
 
 router = api_router(prefix="/projects", tags=["projects"])
@@ -55,13 +57,18 @@ def show_project(session: ReadSession, app_state: AppStateDep, project_id: str) 
 @router.patch("/{project_id}", openapi_extra=json_body_schema(UpdateProject))
 def update_project(
     app_state: AppStateDep,
+    caller: Caller,
     project_id: str,
     body: Annotated[UpdateProject, Depends(parse_json_body(UpdateProject))],
     session: WriteSession,
 ) -> ProjectView:
-    """Change a project's limits and retention policies."""
+    """Change a project's limits and retention policies; close it, so that only members see it, or open it."""
     given = body.model_dump(include=body.model_fields_set)
-    return project_details(session, app_state, projects.update_limits(session, project_id, given))
+    closed = given.pop("closed", None)
+    project = projects.update_limits(session, project_id, given)
+    if closed is not None:
+        members.set_closed(session, project, caller.id, closed=closed)
+    return project_details(session, app_state, project)
 
 
 @router.delete("/{project_id}", status_code=204)
@@ -69,3 +76,32 @@ def delete_project(session: WriteSession, app_state: AppStateDep, caller: Caller
     """Delete a project with all its jobs, of which none may be waiting or running, or belong to others."""
     require_owner_of_all(session, app_state, caller, project_id)
     projects.delete(session, project_id)
+
+
+@router.get("/{project_id}/members")
+def list_members(session: ReadSession, project_id: str) -> Members:
+    """List the members of a project with their roles, by name."""
+    found = members.members_of(session, queries.project(session, project_id).id)
+    return Members(members=[_member_view(member) for member in found])
+
+
+@router.put("/{project_id}/members/{member}", openapi_extra=json_body_schema(SetMember))
+def set_member(
+    session: WriteSession,
+    _caller: Caller,
+    project_id: str,
+    member: str,
+    body: Annotated[SetMember, Depends(parse_json_body(SetMember))],
+) -> MemberView:
+    """Give a user, by e-mail address, or an API key, by id, a role in a project; the key of a user means the user."""
+    return _member_view(members.put(session, queries.project(session, project_id), member, body.role))
+
+
+@router.delete("/{project_id}/members/{member}", status_code=204)
+def remove_member(session: WriteSession, _caller: Caller, project_id: str, member: str) -> None:
+    """Take the role of a user or a key away."""
+    members.remove(session, queries.project(session, project_id), member)
+
+
+def _member_view(member: Member) -> MemberView:
+    return MemberView.of(member)

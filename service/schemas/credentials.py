@@ -6,7 +6,7 @@ from core.jobs.costs.budgets import MAX_BUDGETS
 from core.security.key_rights import MAX_NAMED
 from core.settings.limits import MAX_DAYS
 from service.schemas.base import LimitedList, RequestModel, Time, View
-from service.schemas.projects import BUDGETS, BudgetView
+from service.schemas.projects import BUDGETS, BudgetView, Role
 
 Scope: TypeAlias = Literal["read", "submit", "admin"]
 _SCOPE = "read: see everything; submit: also submit, and change what is its own; admin: also what is others' and all's"
@@ -65,7 +65,7 @@ class CreateKey(RequestModel):
     days: int | None = Field(None, description=f"days until it expires, 1 to {MAX_DAYS:,}; null: never")
     scope: Scope = Field("submit", description=_SCOPE)
     projects: LimitedList[str] | None = Field(
-        None, max_length=MAX_NAMED, description="names of the projects that it may submit to; null: all"
+        None, max_length=MAX_NAMED, description="names of the projects that it may see and submit to; null: all"
     )
     machine_types: LimitedList[str] | None = Field(
         None, max_length=MAX_NAMED, description="machine types that it may use; null: all"
@@ -88,11 +88,12 @@ class KeyView(View):
     last_address: str | None = Field(description="address of the client that used it last")
     scope: Scope = Field(description=_SCOPE)
     administrator: bool = Field(description="whether it is an administrator's: by its scope, or by the settings")
-    projects: list[str] | None = Field(description="names of the projects that it may submit to; null: all")
+    projects: list[str] | None = Field(description="names of the projects that it may see and submit to; null: all")
     machine_types: list[str] | None = Field(description="machine types that it may use; null: all")
     max_jobs: int | None = Field(description="most unfinished jobs that it may have at once; null: no limit")
     agent: bool = Field(description="whether a program acts with it, not a person")
     budgets: list[BudgetView]
+    roles: dict[str, Role] = Field(default_factory=dict, description="of the own key: its roles by name of the project")
 
 
 class Keys(View):

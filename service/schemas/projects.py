@@ -1,4 +1,4 @@
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
@@ -45,6 +45,7 @@ class UpdateProject(RequestModel):
     )
     keep_artifacts_days: Days = Field(None, description="days to keep artifacts; like `keepLogsDays`")
     budgets: LimitedList[str] | None = Field(None, max_length=MAX_BUDGETS, description=BUDGETS)
+    closed: bool | None = Field(None, description="whether only members and administrators see it and what is in it")
 
 
 class BudgetView(View):
@@ -75,6 +76,34 @@ class ProjectView(View):
     keep_artifacts_days: int | None = Field(description="days to keep artifacts after a job's end; null: forever")
     keep_artifacts_by: Literal["project", "service"]
     budgets: list[BudgetView] = Field(default_factory=list)
+    closed: bool = Field(description="whether only members and administrators see it and what is in it")
+
+
+Role: TypeAlias = Literal["viewer", "submitter", "maintainer"]
+_ROLE = (
+    "viewer: read; submitter: also submit, and change its own jobs; maintainer: also change the jobs of others, the "
+    "project, its members, secrets, registries and storage"
+)
+
+
+class SetMember(RequestModel):
+    """The role of a member."""
+
+    role: Role = Field(description=_ROLE)
+
+
+class MemberView(View):
+    """A member of a project."""
+
+    id: str = Field(description="of the user, or of the API key if it is no user's")
+    name: str = Field(description="address of the user, or name of the key")
+    role: Role = Field(description=_ROLE)
+
+
+class Members(View):
+    """The members of a project, by name."""
+
+    members: list[MemberView]
 
 
 class Projects(View):

@@ -31,6 +31,7 @@ class WorkerView(View):
     drain_reason: str | None = Field(description="why the service drained it; null: it did not")
     slots: int
     job_ids: list[str] = Field(description="jobs that it holds, oldest first")
+    other_jobs: int = Field(0, description="number of jobs that it holds in projects that the caller does not see")
     backends: list[str]
     machine_types: list[str] | None = Field(description="machine types that it takes; null: all of its backends")
     gpus: list[WorkerGpu] | None = Field(description="null: not counted")

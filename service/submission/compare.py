@@ -12,16 +12,17 @@ from core.comparison.comparisons import MAX_JOBS, NewComparison
 from core.comparison.differences import SEED
 from core.comparison.measurement import parse_metric
 from core.errors import SpecInvalid
-from core.jobs import projects, queries, submission
+from core.jobs import queries, submission
 from service.app_state import AppState
+from service.auth.authentication import viewer_of
 from service.schemas.comparisons import CompareJobs, ComparisonFile, RepeatComparison, SubmitComparison
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import SubmitJob
 from service.submission.create import log_submission, prepare_clone, save_logins, store_workspace, with_workspace
-from service.submission.insert import insert, prepared_job
+from service.submission.insert import find_project, insert, prepared_job
 from service.submission.members import refuse_array
 from service.submission.stages import InsertedJob, PreparedJob, RequestOrigin, ValidatedJob
-from service.submission.validation import DEFAULT_PROJECT, check_idempotency_key, validate
+from service.submission.validation import check_idempotency_key, validate
 
 
 def submit(
@@ -54,7 +55,9 @@ def submit(
     return made.id, True
 
 
-def compare_jobs(session: Session, origin: RequestOrigin, request: CompareJobs) -> tuple[str, bool]:
+def compare_jobs(
+    session: Session, app_state: AppState, origin: RequestOrigin, request: CompareJobs
+) -> tuple[str, bool]:
     """Create a comparison of existing jobs. Returns the comparison's id, and whether it was created now."""
     check_idempotency_key(origin.idempotency_key)
     digest = submission.request_digest(b"comparison", request.model_dump_json().encode())
@@ -62,10 +65,14 @@ def compare_jobs(session: Session, origin: RequestOrigin, request: CompareJobs) 
     repeated = comparisons.find_repeated(session, new)
     if repeated is not None:
         return repeated.id, False
-    return comparisons.create(session, new, [queries.get(session, job_id) for job_id in request.jobs]).id, True
+    jobs = [queries.get(session, job_id) for job_id in request.jobs]
+    find_project(session, viewer_of(app_state, origin.key_id), jobs[0].project_id, None)
+    return comparisons.create(session, new, jobs).id, True
 
 
-def import_file(session: Session, key_id: str, body: bytes, file: ComparisonFile) -> tuple[str, bool]:
+def import_file(
+    session: Session, app_state: AppState, key_id: str, body: bytes, file: ComparisonFile
+) -> tuple[str, bool]:
     """Store an imported comparison. Returns its id, and whether this key has imported it now and not before."""
     comparison = file.comparison
     key = f"import {file.sha256}"
@@ -75,7 +82,7 @@ def import_file(session: Session, key_id: str, body: bytes, file: ComparisonFile
     repeated = comparisons.find_repeated(session, new)
     if repeated is not None:
         return repeated.id, False
-    project, _ = projects.get_or_create(session, DEFAULT_PROJECT, key_id)
+    project, _ = find_project(session, viewer_of(app_state, key_id), None, None)
     made = comparisons.insert(session, new, project.id)
     made.imported_from, made.imported_jobs = file.exported_from, comparison.jobs
     made.imported_program, made.imported_file = file.program_sha256, body.decode()

@@ -18,7 +18,7 @@ from core.catalogue.default_packages import locked_versions
 from core.db.models.jobs import Job
 from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
 from core.ids import new_id
-from core.jobs import projects, queries, submission
+from core.jobs import queries, submission
 from core.jobs.costs import budgets
 from core.jobs.reasons import reason_message
 from core.jobs.scheduling import dependencies
@@ -35,23 +35,23 @@ from core.jobs.spec.job_spec import JobSpec, hide_password, split_login
 from core.jobs.spec.ports import check_not_reserved
 from core.monitoring import tracing
 from core.notifications import receivers
-from core.security import credentials
+from core.security import credentials, users
 from core.security.encryption import Vault
-from core.security.key_rights import KeyRights
 from core.settings import Settings
 from core.storage.workspaces import StoredWorkspace
 from core.storage.workspaces.limits import WorkspaceLimits
 from core.system.failpoints import failpoint
 from service.app_state import AppState
-from service.auth.ownership import changeable_owners
+from service.auth.authentication import viewer_of
+from service.auth.ownership import changeable
 from service.presenters.jobs import machine_type_view, resolved_view, submitted_view, would_start
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import DryRun, JobView, SubmitJob
 from service.submission.image import with_pinned_image
-from service.submission.insert import insert, prepared_job
+from service.submission.insert import find_project, insert, prepared_job
 from service.submission.members import check_nodes, cloned_members, new_members
 from service.submission.stages import InsertedJob, PreparedJob, RequestOrigin, ValidatedJob
-from service.submission.validation import DEFAULT_PROJECT, check_idempotency_key, validate, validate_spec
+from service.submission.validation import check_idempotency_key, validate, validate_spec
 from service.submission.withheld import Withheld, withheld_from
 
 logger = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ def save_logins(
         credentials.save_job_login(session, vault, job.id, registry_password)
     original = None if job.parent_id is None else queries.get(session, job.parent_id)
     if original is not None and original.spec.workspace == job.spec.workspace and not git_login:
-        owned = changeable_owners(session, app_state, job.submitted_by, [original.submitted_by])
+        owned = changeable(session, app_state, job.submitted_by, [(original.submitted_by, original.project_id)])
         git_login = credentials.git_login(session, vault, original) if owned else None
     if git_login:
         credentials.save_git_login(session, vault, job.id, git_login)
@@ -187,8 +187,8 @@ def dry_run(
     app_state: AppState, key_id: str, request: SubmitJob, *, uploaded: bool, requirements: str | None = None
 ) -> DryRun:
     """Return the job that `submit` would create, storing nothing; `requirements` is the digest of what it declares."""
-    valid, rights = validate(app_state, request, uploaded=uploaded), app_state.keys.rights(key_id)
-    rights.check_machine_type(valid.machine.name)
+    valid = validate(app_state, request, uploaded=uploaded)
+    app_state.keys.rights(key_id).check_machine_type(valid.machine.name)
     members = new_members(request, valid)
     _check_fits(app_state, valid, request)
     if request.workspace_sha256 is not None and not app_state.workspaces.has(request.workspace_sha256):
@@ -197,13 +197,14 @@ def dry_run(
     follows = bool(valid.spec.after or valid.spec.inputs)
     with app_state.database.read() as session:
         dependencies.check(session, valid.spec, lock=False)
-        project_id, name = _find_project(session, request, rights)
-        job = _prospective_job(valid, backend, project_id, request.nodes if members else None)
-        job.submitted_by, job.user_id = key_id, receivers.owner_of(session, key_id)
+        viewer = viewer_of(app_state, key_id)
+        project, _ = find_project(session, viewer, request.project_id, request.project, create=False)
+        job = _prospective_job(valid, backend, project.id, request.nodes if members else None)
+        job.submitted_by, job.user_id = key_id, users.identity_of(session, key_id)
         budgets.check(session, job, len(members) if request.nodes else 1)
         offered, waits = live_workers(session), prospective_waits(session, [job])[job.id]
     return DryRun(
-        job=resolved_view(valid.spec, machine, backend, {"id": request.project_id, "name": name}, valid.image),
+        job=resolved_view(valid.spec, machine, backend, {"id": request.project_id, "name": project.name}, valid.image),
         machine_type=machine_type_view(machine, backend, offered),
         price_per_hour=(valid.spec.nodes or 1) * machine.price_per_hour,
         max_cost=_max_cost(valid),
@@ -214,7 +215,7 @@ def dry_run(
         would_start=None if follows else would_start(waits),
         package_sources=package_sources(),
         default_packages=default_packages(app_state.settings),
-        requirements_installed=is_installed(app_state.settings, project_id, requirements) if requirements else None,
+        requirements_installed=is_installed(app_state.settings, project.id, requirements) if requirements else None,
         max_workspace_files=workspace_limits(app_state).max_files,
         notes=[
             *([f"An array of {len(members):,} jobs would be submitted."] if members else []),
@@ -223,17 +224,6 @@ def dry_run(
             *valid.notes,
         ],
     )
-
-
-def _find_project(session: Session, request: SubmitJob, rights: KeyRights) -> tuple[str, str]:
-    """Return a job's project, if the key may use it: its id, empty if it is yet to be created, and its name."""
-    if request.project_id:
-        project_id, name = request.project_id, queries.project(session, request.project_id).name
-    else:
-        name = request.project or DEFAULT_PROJECT
-        project_id = projects.find_id(session, name) or ""
-    rights.check_project(session, project_id, name)
-    return project_id, name
 
 
 def clone(

@@ -15,8 +15,11 @@ from core.jobs.spec.arrays import is_sweep_id
 from core.jobs.tracking import job_notes
 from core.monitoring import tracing
 from core.notifications import receivers
+from core.security import key_rights, members
+from core.security.visibility import Viewer, seeing_as, seeing_everything
 from core.system.failpoints import failpoint
 from service.app_state import AppState
+from service.auth.authentication import viewer_of
 from service.submission.stages import InsertedJob, PreparedJob, RequestOrigin, ValidatedJob
 from service.submission.validation import DEFAULT_PROJECT
 
@@ -39,27 +42,31 @@ def prepared_job(app_state: AppState, origin: RequestOrigin, valid: ValidatedJob
     return PreparedJob(**values | others)
 
 
+@seeing_everything()
 def insert(session: Session, app_state: AppState, prepared: PreparedJob) -> InsertedJob:
     """Insert a job, or all members of its array; or return what was created before under its Idempotency-Key.
 
     The first member has the Idempotency-Key, and is returned.
     """
-    project, is_new = _find_project(session, prepared)
+    # The transaction may be of the request of another key, whose jobs are inserted along with this one.
+    viewer = viewer_of(app_state, prepared.submitted_by)
+    with seeing_as(viewer):
+        project, is_new = find_project(session, viewer, prepared.project_id, prepared.project_name)
     prepared = replace(prepared, project_id=project.id)
     job = submission.find_repeated(session, prepared)
     if job is not None:
         return _inserted(prepared, project, job, created=False)
-    dependencies.check(session, prepared.spec)
+    with seeing_as(viewer):
+        dependencies.check(session, prepared.spec)
     projects.check_quota(session, project, app_state.settings.disk.project_mb)
-    members, rights = _members(prepared), app_state.keys.rights(prepared.submitted_by)
-    rights.check_project(session, project.id, project.name)
-    rights.check_job_count(session, prepared.submitted_by, len(members))
-    if len(members) > 1:
-        app_state.limits.submissions.acquire(prepared.submitted_by, len(members) - 1)
+    new_jobs = _members(prepared)
+    app_state.keys.rights(prepared.submitted_by).check_job_count(session, prepared.submitted_by, len(new_jobs))
+    if len(new_jobs) > 1:
+        app_state.limits.submissions.acquire(prepared.submitted_by, len(new_jobs) - 1)
     queue = app_state.limits.queue.admission(session)
-    for _ in members:
+    for _ in new_jobs:
         queue.admit(prepared.submitted_by, project.id)
-    jobs = submission.insert_queued(session, members)
+    jobs = submission.insert_queued(session, new_jobs)
     if not jobs:  # another transaction has committed one with this Idempotency-Key meanwhile
         if is_new:
             session.execute(delete(Project).where(Project.id == project.id))
@@ -85,13 +92,24 @@ def _follow(session: Session, first: Job) -> None:
     receivers.follow(session, first.spec.notify, kind, first.array_id or first.id)
 
 
-def _find_project(session: Session, prepared: PreparedJob) -> tuple[Project, bool]:
-    """Return the job's project, and whether it was created now."""
-    if prepared.project_id is not None:
-        return queries.project(session, prepared.project_id), False
-    name = prepared.project_name or DEFAULT_PROJECT
-    project = projects.find_for_submission(session, name)
-    return projects.get_or_create(session, name, prepared.submitted_by) if project is None else (project, False)
+def find_project(
+    session: Session, viewer: Viewer, project_id: str | None, name: str | None, *, create: bool = True
+) -> tuple[Project, bool]:
+    """Return the project to which a key may submit, and whether it was created now; with an empty id if not `create`.
+
+    Called with what the key sees.
+    """
+    if project_id is not None:
+        project: Project | None = queries.project(session, project_id)
+    else:
+        name = name or DEFAULT_PROJECT
+        key_rights.check_project(session, viewer.projects, name)
+        project = projects.find_for_submission(session, name)
+    if project is None:
+        made = projects.get_or_create(session, name or "", viewer.key_id) if create else None
+        return made or (Project(id="", name=name), True)
+    members.check_may_submit(session, viewer.key_id, project, is_administrator=viewer.sees_closed)
+    return project, False
 
 
 def _members(prepared: PreparedJob) -> list[PreparedJob]:

@@ -10,7 +10,7 @@ from core.db.models.credentials import ApiKey
 from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
 from core.errors import SpecInvalid, Unauthorized
-from core.jobs import projects, submission
+from core.jobs import submission
 from core.jobs.scheduling import dependencies
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.templates import templates
@@ -18,12 +18,12 @@ from core.notifications import receivers
 from core.security import api_keys, credentials, users
 from core.security.encryption import Vault
 from service.app_state import AppState
+from service.auth.authentication import viewer_of
 from service.schemas.jobs import SubmitJob
 from service.submission.create import check_and_store, save_logins, validate_stored
-from service.submission.insert import prepared_job
+from service.submission.insert import find_project, prepared_job
 from service.submission.members import refuse_array
 from service.submission.stages import PreparedJob, RequestOrigin, ValidatedJob
-from service.submission.validation import DEFAULT_PROJECT
 
 T = TypeVar("T", Schedule, Sweep)
 
@@ -55,9 +55,8 @@ def insert_new(
         return repeated.id, False
     if valid is not None:
         dependencies.check(session, valid.spec)
-    name = request.project or DEFAULT_PROJECT
-    new.project_id = request.project_id or projects.get_or_create(session, name, new.submitted_by)[0].id
-    app_state.keys.rights(new.submitted_by).check_project(session, new.project_id, request.project or new.project_id)
+    viewer = viewer_of(app_state, new.submitted_by)
+    new.project_id = find_project(session, viewer, request.project_id, request.project)[0].id
     if valid is not None and valid.git_login:
         new.sealed = credentials.seal_template_login(Vault(app_state.settings), new.id, valid.git_login)
     templates.insert(session, new)

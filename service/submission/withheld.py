@@ -9,7 +9,7 @@ from core.db.models.credentials import GitLogin
 from core.db.models.jobs import Job
 from core.jobs.spec.job_spec import JobSpec
 from service.app_state import AppState
-from service.auth.ownership import changeable_owners
+from service.auth.ownership import changeable
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,6 @@ class Withheld:
 
 def withheld_from(session: Session, app_state: AppState, key_id: str, job: Job) -> Withheld:
     """Return what a clone of this job goes without if this key submits it: nothing if the key may change the job."""
-    if changeable_owners(session, app_state, key_id, [job.submitted_by]):
+    if changeable(session, app_state, key_id, [(job.submitted_by, job.project_id)]):
         return Withheld(job.id)
     return Withheld(job.id, job.spec.hidden_variables(), session.get(GitLogin, job.id) is not None, job.spec.notify)

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from core.errors import Unauthorized
+from core.errors import JobNotFound, Unauthorized
 from service.tensorboard.board import Board
 
 _COOKIE = "gradient_tensorboard"
@@ -78,7 +78,7 @@ class Gateway:
             return self._page(401, "Open this from the dashboard", "This browser has no session for this TensorBoard.")
         try:
             await visitor.authorize()
-        except Unauthorized as error:
+        except (Unauthorized, JobNotFound) as error:
             return self._page(401, "Your session has ended", error.message)
         return await self._pass_on(request, board)
 

@@ -99,7 +99,7 @@ async def open_tensorboard(
 async def open_board(app_state: AppState, job_ids: list[str], caller: Principal) -> OpenedTensorBoard:
     folders = await app_state.lanes.reading.run(_find_folders, app_state, job_ids)
     try:
-        url = await app_state.siblings.call(FIRST, "board", folders, caller, seconds=_START_SECONDS)
+        url = await app_state.siblings.call(FIRST, "board", folders, job_ids, caller, seconds=_START_SECONDS)
     except OSError as error:
         raise TensorBoardUnavailable(
             "The API process that runs TensorBoard is starting. Try again in a few seconds."
@@ -107,9 +107,10 @@ async def open_board(app_state: AppState, job_ids: list[str], caller: Principal)
     return OpenedTensorBoard(url=url, runs=list(folders))
 
 
-async def start_board(app_state: AppState, folders: dict[str, Path], caller: Principal) -> str:
+async def start_board(app_state: AppState, folders: dict[str, Path], job_ids: list[str], caller: Principal) -> str:
     """Open TensorBoard in this process, which alone listens at its address; return the link."""
-    visitor = Visitor(caller.id, partial(app_state.lanes.urgent.run, authorization(app_state, caller)))
+    authorize = authorization(app_state, caller, job_ids)
+    visitor = Visitor(caller.id, partial(app_state.lanes.urgent.run, authorize))
     return await app_state.boards.open(folders, visitor)
 
 

@@ -10,6 +10,7 @@ from support.deployment import Deployment, wait_until
 import core.db.models.changes
 import core.db.models.comparisons
 import core.db.models.metrics
+import core.db.models.project_members
 import core.db.models.saved_views
 import core.db.models.schedules
 import core.db.models.sweeps

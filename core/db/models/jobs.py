@@ -37,6 +37,7 @@ _ACTIVE = text("finished_at IS NULL")
 _KEPT_LOGS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND logs_removed_at IS NULL")
 _KEPT_ARTIFACTS = text("finished_at IS NOT NULL AND deleted_at IS NULL AND artifacts_removed_at IS NULL")
 _NOT_DELETED = text("deleted_at IS NULL")
+_CLOSED = text("closed_at IS NOT NULL")
 _SCHEDULED = text("schedule_id IS NOT NULL")
 _SCHEDULED_ACTIVE = text("schedule_id IS NOT NULL AND finished_at IS NULL")
 _TO_NOTIFY = text("to_notify IS NOT NULL")
@@ -87,6 +88,9 @@ class Project(Base):
     repo_name: Mapped[str | None] = mapped_column(String(200))  # name of the code repository, for display
     repo_url: Mapped[str | None] = mapped_column(String(2000))
     deleted_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    closed_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # seen by members alone since; None: open to all
+
+    __table_args__ = (_partial_index("ix_projects_closed", _CLOSED, "id"),)
 
 
 class Job(Base):

@@ -52,6 +52,7 @@ from core.jobs.scheduling.nodes import can_claim
 from core.jobs.scheduling.port_allocations import allocated_ports_by_host
 from core.jobs.scheduling.queue_position import ProjectUsage, QueuePosition, prospective_positions, queue_positions
 from core.jobs.states import OWNED, WAITING_PHASE, JobState
+from core.security.visibility import seeing_everything
 
 HISTORY = 100  # most recent ended jobs of a machine type that an estimate is based on
 _HELD_JOBS = select(
@@ -85,6 +86,7 @@ def wait_status(session: Session, job: Job) -> WaitStatus:
     return wait_statuses(session, [job])[job.id]
 
 
+@seeing_everything()
 def wait_statuses(session: Session, jobs: Iterable[Job]) -> dict[str, WaitStatus]:
     """Return the wait status of the queued jobs among these, by id; the number of queries is constant."""
     queued = [job for job in jobs if job.state == JobState.QUEUED]
@@ -95,6 +97,7 @@ def wait_statuses(session: Session, jobs: Iterable[Job]) -> dict[str, WaitStatus
     return {job.id: snapshot.wait_status(job) for job in queued}
 
 
+@seeing_everything()
 def prospective_waits(session: Session, jobs: Sequence[Job]) -> dict[str, WaitStatus]:
     """Return the wait status that jobs would have if each of them alone were submitted now, by id.
 
@@ -162,6 +165,7 @@ def _positions_among_startable(
     }
 
 
+@seeing_everything()
 def median_durations(session: Session, types: Sequence[str]) -> dict[str, float]:
     """Return the median duration of jobs by machine type, in seconds; types with too little history are left out."""
     medians = {name: start_estimate.median_duration(some) for name, some in _durations(session, types).items()}

@@ -14,6 +14,7 @@ from core.jobs.scheduling import nodes
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import OWNED, JobState
 from core.security.actor import record_change
+from core.security.visibility import seeing_everything
 
 # Plain columns: of `CASE WHEN nodes IS NOT NULL THEN …` in RETURNING, some versions of SQLite return the column itself.
 _RESULT_COLUMNS = (Job.id, Job.lease, Job.stop_requested_at, Job.state, Job.array_id, Job.nodes)
@@ -246,6 +247,7 @@ def _state(worker: Worker, *, lately: bool) -> str:
     return "silent" if not lately else "drained" if worker.drained_at else "ready"
 
 
+@seeing_everything()
 def gpu_holders(session: Session) -> dict[tuple[str, str], str]:
     """Return the ids of the jobs that hold GPUs, by host and GPU."""
     return {(row.host, row.gpu): row.job_id for row in session.scalars(select(GpuAllocation))}
@@ -264,6 +266,7 @@ def held_job_ids(session: Session) -> dict[str | None, list[str]]:
     return held
 
 
+@seeing_everything()
 def held_job_counts(session: Session) -> dict[str | None, int]:
     """Count the jobs that each worker holds, by its name; workers without jobs are left out."""
     counted = select(Job.worker, func.count()).where(Job.state.in_(OWNED)).group_by(Job.worker)

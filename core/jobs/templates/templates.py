@@ -13,6 +13,7 @@ from core.db.models.sweeps import Sweep
 from core.errors import CursorInvalid, IdempotencyMismatch, ScheduleNotFound, StoreUnavailable, SweepNotFound
 from core.jobs.spec.dependencies import parse_inputs
 from core.security.actor import record_change
+from core.security.visibility import seeing_everything
 
 T = TypeVar("T", Schedule, Sweep)
 _TABLES: tuple[type[Schedule] | type[Sweep], ...] = (Schedule, Sweep)
@@ -40,6 +41,7 @@ def page(session: Session, table: type[T], *, limit: int, after: str | None) -> 
     return templates[:limit], templates[limit - 1].id if len(templates) > limit else None
 
 
+@seeing_everything()
 def find_repeated(session: Session, new: T) -> T | None:
     """Return the row that an earlier request with the same Idempotency-Key created."""
     if new.idempotency_key is None:

@@ -13,7 +13,7 @@ from core.notifications import deliveries, receivers
 from core.security.encryption import Vault
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, Principal, require_key_again, require_key_or_session
-from service.auth.ownership import changeable_owners, require_owner
+from service.auth.ownership import changeable, require_owner
 from service.dashboard.forms.settings_pages import render_settings, whole_number
 from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import settings_url
@@ -84,7 +84,10 @@ def _page(
         values = {
             "receivers": shown,
             "messages": {name: [DeliveryView.of(message) for message in last[name]] for name in last},
-            "mine": changeable_owners(session, app_state, caller.id, {view.owner_key for view in shown}),
+            "mine": {
+                owner
+                for owner, _ in changeable(session, app_state, caller.id, [(view.owner_key, None) for view in shown])
+            },
             "projects": [project.name for project in queries.projects(session)],
             "events": ", ".join(DEFAULT_EVENTS),
         }

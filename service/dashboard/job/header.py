@@ -13,7 +13,7 @@ from core.errors import SpecInvalid
 from core.jobs import queries
 from service.app_state import AppState
 from service.auth.authentication import Principal
-from service.auth.ownership import changeable_owners
+from service.auth.ownership import changeable
 from service.dashboard.rendering import render_page
 from service.presenters.jobs import job_view, views_with_waits
 from service.presenters.outputs.explanations import explanation_of
@@ -87,7 +87,7 @@ def _header(
     several = row.attempt > 1 or row.spec.max_attempts > 1
     attempts = queries.attempts(session, row.id) if several else []
     earlier = attempt if attempt != row.attempt else None
-    may_change = bool(changeable_owners(session, app_state, caller.id, [row.submitted_by]))
+    may_change = bool(changeable(session, app_state, caller.id, [(row.submitted_by, row.project_id)]))
     return JobHeader(row, view, attempts, earlier, may_change)
 
 

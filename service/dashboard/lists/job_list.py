@@ -23,7 +23,7 @@ from core.search.unknown_names import UnknownName, find_unknown_names
 from service import job_actions
 from service.app_state import AppState
 from service.auth.authentication import ListSlot, PageCaller, Principal, SearchSlot, require_key_or_session
-from service.auth.ownership import changeable_owners
+from service.auth.ownership import changeable
 from service.dashboard.login import FormTexts, SameOriginForm, read_form
 from service.dashboard.rendering import job_url, render_page, runs_url
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
@@ -190,7 +190,7 @@ def show_jobs(
         states=state_links(state, terms),
         last=last,
         **column_choices(page.jobs, last, columns),
-        changeable=changeable_owners(session, app_state, caller.id, (job.owner_key for job in page.jobs)),
+        changeable=changeable(session, app_state, caller.id, ((job.owner_key, job.project_id) for job in page.jobs)),
         sort_links={column.name: sort_link(state, column) for column in columns},
         causes={job.id: explanation_of(app_state.logs, job).evidence for job in page.jobs},
         public_url=app_state.settings.public_url,
@@ -308,7 +308,9 @@ def act_on_jobs(
     if form.action == "machines":
         compared = parse_request(CompareJobs, {"jobs": form.ids})
         with app_state.database.write() as session:
-            comparison_id, _ = compare.compare_jobs(session, RequestOrigin(caller.id, request_id, None), compared)
+            comparison_id, _ = compare.compare_jobs(
+                session, app_state, RequestOrigin(caller.id, request_id, None), compared
+            )
         return RedirectResponse(f"/ui/comparisons/{comparison_id}", 303)
     if form.action == "diff":
         if len(form.ids) != _COMPARED_JOBS:

@@ -8,7 +8,7 @@ from core.db.models.schedules import Schedule
 from core.jobs.templates import schedules, templates
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, Principal, SearchSlot, require_key_or_session
-from service.auth.ownership import OwnerCheck, changeable_owners
+from service.auth.ownership import OwnerCheck, changeable
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
@@ -41,8 +41,9 @@ def show_schedule(session: ReadSession, app_state: AppStateDep, caller: PageCall
 def _render(
     session: Session, app_state: AppState, caller: Principal, page: SchedulesPage, after: str | None
 ) -> Response:
-    owners = changeable_owners(session, app_state, caller.id, [schedule.owner_key for schedule in page.schedules])
-    return render_page("lists/schedules.html", caller=caller, found=page, after=after, own=owners)
+    owned = ((schedule.owner_key, schedule.project_id) for schedule in page.schedules)
+    own = changeable(session, app_state, caller.id, owned)
+    return render_page("lists/schedules.html", caller=caller, found=page, after=after, own=own)
 
 
 @router.post("/ui/schedules/{schedule_id}/trigger", dependencies=[SameOriginForm])

@@ -4,6 +4,7 @@ from typing import Any
 from fastapi import Response
 from prometheus_client.core import Metric
 
+from core.security.visibility import seeing_everything
 from service.app_state import AppState
 from service.deps import AppStateDep
 from service.http.routing import api_router
@@ -32,6 +33,7 @@ async def collect_metrics(app_state: AppState) -> Counted:
     return await app_state.lanes.reading.run(_collect, app_state)
 
 
+@seeing_everything()
 def _collect(app_state: AppState) -> Counted:
     metrics = app_state.service_metrics
     if app_state.siblings.number != FIRST:
@@ -48,6 +50,7 @@ async def _call(app_state: AppState, number: int) -> Counted:
     return counted
 
 
+@seeing_everything()
 def _render(app_state: AppState, answers: dict[int, Counted]) -> bytes:
     counted = {number: metrics for number, (metrics, _) in answers.items()}
     with app_state.database.read() as session:

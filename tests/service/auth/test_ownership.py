@@ -17,6 +17,7 @@ OTHERS = {
     "name": "TOKEN",
     "host": "r.example",
     "worker": "w",
+    "member": "k1",
     "attempt": "1",
     "path": "main.py",
     "number": "0",
