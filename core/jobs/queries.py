@@ -271,6 +271,13 @@ def members(session: Session, array_id: str) -> list[Job]:
     return jobs
 
 
+def names_workspace(session: Session, sha256: str) -> bool:
+    """Return whether one of the newest jobs has this workspace."""
+    newest = select(Job.spec_text("workspace_sha256").label("named")).where(Job.deleted_at.is_(None))
+    jobs = newest.order_by(Job.seq.desc()).limit(SORTED_JOBS).subquery()
+    return session.scalar(select(literal(1)).where(jobs.c.named == sha256).limit(1)) is not None
+
+
 def machine_condition(session: Session, machine_type: str, *, in_one_state: bool) -> ColumnElement[bool]:
     """Build the condition that a job is for this machine type.
 

@@ -5,7 +5,7 @@ mark and the message another, and a try that no process records is lost after a 
 """
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -22,6 +22,7 @@ from core.ids import new_id
 from core.jobs.guarded_updates import insert_ignore, storable_text
 from core.jobs.spec.notify import matches
 from core.security.actor import record_change
+from core.security.visibility import hidden_projects
 
 RETRY_SECONDS = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
 """Seconds after each try that failed, as Standard Webhooks suggests; after the last one, the message has failed."""
@@ -73,12 +74,16 @@ def unmark(session: Session, ids: Sequence[int]) -> bool:
     return bool(session.scalars(mine.returning(Event.id), execution_options={"synchronize_session": False}).all())
 
 
-def send(session: Session, notice: Notice) -> None:
-    """Write one message to each receiver that is to be told, in the caller's transaction."""
+def send(session: Session, notice: Notice, sees: Callable[[str, Collection[str]], bool]) -> None:
+    """Write one message to each receiver that is to be told, in the caller's transaction.
+
+    `sees`: whether a key, by its id, sees the projects among some subjects; the owner of a receiver has to.
+    """
     rules = select(Receiver, NotificationRule.events).join(NotificationRule, NotificationRule.receiver == Receiver.id)
     followed = rules.where(NotificationRule.subject.in_([*notice.subjects, ALL])).order_by(Receiver.id)
     for receiver, events in session.execute(followed.with_for_update(of=Receiver)).all():
-        if matches(receiver.events if events is None else events, [notice.event, *notice.also]):
+        wanted = matches(receiver.events if events is None else events, [notice.event, *notice.also])
+        if wanted and sees(receiver.submitted_by, notice.subjects):
             state = "failed" if receiver.disabled else "held" if receiver.quiet_seconds else "pending"
             _write(session, receiver, notice, state)
 
@@ -203,9 +208,16 @@ def replay(session: Session, name: str, delivery_id: str) -> NotificationDeliver
 
 
 def last(session: Session, name: str, limit: int = 200) -> Sequence[NotificationDelivery]:
-    """Return the last messages to a receiver, newest first."""
+    """Return the last messages to a receiver, newest first, without those of hidden projects."""
     mine = select(NotificationDelivery).where(NotificationDelivery.receiver == name)
-    return session.scalars(mine.order_by(NotificationDelivery.created_at.desc()).limit(limit)).all()
+    messages = session.scalars(mine.order_by(NotificationDelivery.created_at.desc()).limit(limit)).all()
+    hidden = hidden_projects(session)
+    return [message for message in messages if _project_of(message) not in hidden]
+
+
+def _project_of(message: NotificationDelivery) -> str | None:
+    views = (view for view in message.body["data"].values() if isinstance(view, dict))
+    return next((view["projectId"] for view in views if "projectId" in view), None)
 
 
 def unfollow(session: Session, subjects: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import Depends, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
+from sqlalchemy.orm import Session
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
 
@@ -17,7 +18,7 @@ from core.jobs import queries
 from core.monitoring.logging import bind
 from core.security.actor import act_as
 from core.security.key_rights import KeyRights
-from core.security.visibility import Viewer, see_as, seeing_as
+from core.security.visibility import Viewer, hidden_projects, see_as, seeing_as
 from service.app_state import AppState
 from service.auth.session_cookie import session_token
 from service.deps import AppStateDep, state_of
@@ -84,6 +85,12 @@ def _viewer(app_state: AppState, key_id: str, rights: KeyRights) -> Viewer:
 
 def viewer_of(app_state: AppState, key_id: str) -> Viewer:
     return _viewer(app_state, key_id, app_state.keys.rights(key_id))
+
+
+def sees_projects(app_state: AppState, session: Session, key_id: str, ids: Collection[str]) -> bool:
+    """Return whether none of these ids is that of a project which is hidden from a key."""
+    with seeing_as(viewer_of(app_state, key_id)):
+        return set(ids).isdisjoint(hidden_projects(session))
 
 
 async def require_key_or_session(connection: HTTPConnection) -> Principal:

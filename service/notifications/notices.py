@@ -151,7 +151,10 @@ def of_costs(session: Session, app_state: AppState) -> Iterator[Notice]:
                 key=f"budget-{fund.subject}-{fund.unit}-{fund.amount:g}-{iso_time(fund.since)}-{percent}",
                 event=f"budget.{percent}",
                 summary=f"{percent} % of {fund.text}, are spent",
-                data={"budget": {"kind": fund.kind, "amount": fund.amount, "unit": fund.unit, "used": round(part, 4)}},
+                data={
+                    "budget": {"kind": fund.kind, "amount": fund.amount, "unit": fund.unit, "used": round(part, 4)}
+                    | ({"projectId": fund.subject} if fund.kind == "project" else {})
+                },
                 at=read_now(session),
                 subjects={fund.subject, identity_of(session, fund.subject)},
             )

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from queue import SimpleQueue
 
 from sqlalchemy.orm import Session
@@ -22,6 +23,7 @@ from core.notifications.deliveries import Answer, Notice
 from core.security.encryption import Vault
 from core.system.failpoints import failpoint
 from service.app_state import AppState
+from service.auth.authentication import sees_projects
 from service.notifications.notices import notices_of, of_costs, of_sweep, of_workers
 
 logger = logging.getLogger(__name__)
@@ -84,10 +86,10 @@ def collect(app_state: AppState) -> bool:
     with app_state.database.write() as session:
         for sweep, notice in ended:
             if notice is not None and sweeps.unmark(session, sweep):
-                deliveries.send(session, notice)
+                deliveries.send(session, notice, partial(sees_projects, app_state, session))
         if events and deliveries.unmark(session, [event.id for event in events]):
             for notice in notices:
-                deliveries.send(session, notice)
+                deliveries.send(session, notice, partial(sees_projects, app_state, session))
             # An array's id is the first subject of its notice, a job's of its own.
             over = [notice.subjects for notice in notices if notice.event in {*ENDS, "array.ended"}]
             deliveries.unfollow(session, [next(iter(subjects)) for subjects in over])
@@ -114,7 +116,7 @@ def collect_states(app_state: AppState) -> None:
     if notices:
         with app_state.database.write() as session:
             for notice in notices:
-                deliveries.send(session, notice)
+                deliveries.send(session, notice, partial(sees_projects, app_state, session))
 
 
 def attempt(app_state: AppState, delivery: NotificationDelivery, receiver: Receiver) -> Answer:

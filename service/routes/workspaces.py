@@ -9,14 +9,14 @@ from core.errors import StoreUnavailable, WorkspaceNotFound
 from core.storage.workspaces import StoredWorkspace
 from core.storage.workspaces.manifest import MAX_MANIFEST_BYTES, Manifest
 from service.app_state import AppState
-from service.auth.authentication import Caller
+from service.auth.authentication import Caller, PageCaller
 from service.deps import AppStateDep
 from service.http.json_body import body_schema, json_body_schema
 from service.http.routing import api_router
 from service.schemas.base import ErrorView
 from service.schemas.storage import MissingContents, WorkspaceView
 from service.submission.body import SubmissionBody, received, run_with_upload_slot
-from service.submission.create import workspace_limits
+from service.submission.workspace import may_use_workspace, workspace_limits
 
 MANIFEST = "manifest"
 CONTENTS = "contents"
@@ -71,9 +71,9 @@ _Body = Annotated[SubmissionBody, Depends(_read_body, scope="function")]
 
 
 @router.get("/{sha256}")
-def show_workspace(app_state: AppStateDep, sha256: str) -> WorkspaceView:
+def show_workspace(app_state: AppStateDep, caller: PageCaller, sha256: str) -> WorkspaceView:
     """Return the size of the stored workspace with this digest."""
-    stored = app_state.workspaces.stat(sha256)
+    stored = app_state.workspaces.stat(sha256) if may_use_workspace(app_state, caller.id, sha256) else None
     if stored is None:
         raise WorkspaceNotFound("No workspace with this sha256 is stored here; upload it with the job.", field="sha256")
     return _present(stored)
@@ -86,7 +86,8 @@ async def find_missing_contents(
     """Return the contents to send along with a manifest. Stores nothing."""
 
     def find() -> list[str]:
-        return app_state.workspaces.find_missing(body.spec, base=base, limits=workspace_limits(app_state))
+        usable = base if base and may_use_workspace(app_state, caller.id, base) else None
+        return app_state.workspaces.find_missing(body.spec, base=usable, limits=workspace_limits(app_state))
 
     return MissingContents(missing=await _run(app_state, caller.id, find))
 
@@ -98,9 +99,16 @@ async def store_workspace(
     """Store a workspace as its manifest, whose digest names it, and the contents that are missing."""
 
     def store() -> StoredWorkspace:
-        return app_state.workspaces.add_manifest(
-            body.spec, body.workspace, workspace_limits(app_state), expected_sha256=sha256, base=base
+        stored = app_state.workspaces.add_manifest(
+            body.spec,
+            body.workspace,
+            workspace_limits(app_state),
+            expected_sha256=sha256,
+            base=base if base and may_use_workspace(app_state, caller.id, base) else None,
+            may_be_stored=may_use_workspace(app_state, caller.id, sha256),
         )
+        app_state.workspaces.note_sender(sha256, caller.id)
+        return stored
 
     return _present(await _run(app_state, caller.id, store))
 

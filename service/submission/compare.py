@@ -18,11 +18,12 @@ from service.auth.authentication import viewer_of
 from service.schemas.comparisons import CompareJobs, ComparisonFile, RepeatComparison, SubmitComparison
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import SubmitJob
-from service.submission.create import log_submission, prepare_clone, save_logins, store_workspace, with_workspace
+from service.submission.create import log_submission, prepare_clone, save_logins
 from service.submission.insert import find_project, insert, prepared_job
 from service.submission.members import refuse_array
 from service.submission.stages import InsertedJob, PreparedJob, RequestOrigin, ValidatedJob
 from service.submission.validation import check_idempotency_key, validate
+from service.submission.workspace import store_workspace, with_workspace
 
 
 def submit(
@@ -36,7 +37,7 @@ def submit(
     check_idempotency_key(origin.idempotency_key)
     jobs = _split(request)
     valid = [validate(app_state, job, uploaded=upload is not None) for job in jobs]
-    workspace = store_workspace(app_state, upload, request.workspace_sha256)
+    workspace = store_workspace(app_state, origin.key_id, upload, request.workspace_sha256)
     valid = [replace(valid_job, spec=with_workspace(valid_job.spec, workspace)) for valid_job in valid]
     digest = submission.request_digest(
         b"comparison", _canonical(request), (workspace.sha256 if workspace else "").encode()

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from core.catalogue.backends import capabilities_of, runs_containers
 from core.catalogue.default_packages import locked_versions
 from core.db.models.jobs import Job
-from core.errors import SpecInvalid, StoreUnavailable, WorkspaceNotFound
+from core.errors import SpecInvalid, WorkspaceNotFound
 from core.ids import new_id
 from core.jobs import queries, submission
 from core.jobs.costs import budgets
@@ -38,8 +38,6 @@ from core.notifications import receivers
 from core.security import credentials, users
 from core.security.encryption import Vault
 from core.settings import Settings
-from core.storage.workspaces import StoredWorkspace
-from core.storage.workspaces.limits import WorkspaceLimits
 from core.system.failpoints import failpoint
 from service.app_state import AppState
 from service.auth.authentication import viewer_of
@@ -53,6 +51,13 @@ from service.submission.members import check_nodes, cloned_members, new_members
 from service.submission.stages import InsertedJob, PreparedJob, RequestOrigin, ValidatedJob
 from service.submission.validation import check_idempotency_key, validate, validate_spec
 from service.submission.withheld import Withheld, withheld_from
+from service.submission.workspace import (
+    may_use_workspace,
+    store_workspace,
+    with_workspace,
+    workspace_limits,
+    workspace_not_stored,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +169,7 @@ def check_and_store(
                 f"{valid.machine.name} has {what}: it never ends a job. Set timeLimit instead.", field=name
             )
     _check_fits(app_state, valid, request)
-    workspace = store_workspace(app_state, upload, request.workspace_sha256)
+    workspace = store_workspace(app_state, origin.key_id, upload, request.workspace_sha256)
     return replace(valid, spec=with_workspace(valid.spec, workspace))
 
 
@@ -191,8 +196,10 @@ def dry_run(
     app_state.keys.rights(key_id).check_machine_type(valid.machine.name)
     members = new_members(request, valid)
     _check_fits(app_state, valid, request)
-    if request.workspace_sha256 is not None and not app_state.workspaces.has(request.workspace_sha256):
-        raise _workspace_not_stored()
+    if (sha256 := request.workspace_sha256) is not None and not (
+        may_use_workspace(app_state, key_id, sha256) and app_state.workspaces.has(sha256)
+    ):
+        raise workspace_not_stored()
     machine, backend = valid.machine, app_state.backend_for(valid.machine)
     follows = bool(valid.spec.after or valid.spec.inputs)
     with app_state.database.read() as session:
@@ -316,37 +323,6 @@ def validate_stored(
             field="workspaceSha256",
         )
     return valid
-
-
-def workspace_limits(app_state: AppState) -> WorkspaceLimits:
-    api = app_state.settings.api
-    return WorkspaceLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_upload_bytes)
-
-
-def with_workspace(spec: JobSpec, workspace: StoredWorkspace | None) -> JobSpec:
-    if workspace is None:
-        return spec
-    return replace(spec, workspace_sha256=workspace.sha256, workspace_contents=workspace.contents_sha256)
-
-
-def store_workspace(app_state: AppState, upload: BinaryIO | None, expected: str | None) -> StoredWorkspace | None:
-    """Store an uploaded workspace, or mark a stored one as used; None: there is none."""
-    if upload is None:
-        # Marked as used, so that it is not deleted before the job that refers to it is stored.
-        used = None if expected is None else app_state.workspaces.mark_used(expected)
-        if expected is not None and used is None:
-            raise _workspace_not_stored()
-        return used
-    try:
-        return app_state.workspaces.add(upload, workspace_limits(app_state), expected_sha256=expected)
-    except OSError as error:
-        raise StoreUnavailable(f"The workspace could not be stored: {error.strerror}. Try again later.") from error
-
-
-def _workspace_not_stored() -> WorkspaceNotFound:
-    return WorkspaceNotFound(
-        "No workspace with this sha256 is stored here; upload it with the job.", field="workspaceSha256"
-    )
 
 
 def log_submission(inserted: InsertedJob) -> None:

@@ -4,6 +4,7 @@ import json
 import logging
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import BinaryIO
 
 from sqlalchemy import select
@@ -19,6 +20,7 @@ from core.jobs import lifecycle, submission
 from core.jobs.templates import schedules
 from core.notifications import deliveries
 from service.app_state import AppState
+from service.auth.authentication import sees_projects
 from service.notifications.notices import of_missed_time
 from service.schemas.schedules import SubmitSchedule
 from service.submission.create import log_submission
@@ -117,7 +119,8 @@ def _take(app_state: AppState, schedule: Schedule, current: datetime) -> bool:
 def _record(session: Session, app_state: AppState, schedule: Schedule, refusal: str | None, at: datetime) -> None:
     schedules.record_outcome(session, schedule, refusal, at)
     if refusal is not None and not refusal.startswith(_SKIPPED):
-        deliveries.send(session, of_missed_time(session, app_state, schedule, refusal, at))
+        sees = partial(sees_projects, app_state, session)
+        deliveries.send(session, of_missed_time(session, app_state, schedule, refusal, at), sees)
 
 
 def trigger(app_state: AppState, schedule_id: str, request_id: str) -> InsertedJob:

@@ -337,7 +337,7 @@ class _QueueSnapshot:
             kept = next((port for port in named if port in held), None)
             if kept is None:
                 return None
-            blocked = f"port {kept} of {worker.host}, which job {held[kept]} uses"
+            blocked = f"port {kept} of {worker.host}, which another job uses"
         return blocked
 
     def _starts_at(self, job: Job, position: QueuePosition, working: Sequence[Worker]) -> datetime | None:

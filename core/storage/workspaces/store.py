@@ -108,7 +108,14 @@ class WorkspaceStore:
         return [sha256 for sha256 in wanted if sha256 not in present]
 
     def add_manifest(
-        self, data: bytes, contents: BinaryIO | None, limits: WorkspaceLimits, *, expected_sha256: str, base: str | None
+        self,
+        data: bytes,
+        contents: BinaryIO | None,
+        limits: WorkspaceLimits,
+        *,
+        expected_sha256: str,
+        base: str | None,
+        may_be_stored: bool = True,
     ) -> StoredWorkspace:
         """Store a workspace as a manifest; if an equal one is stored already, return its metadata.
 
@@ -118,10 +125,11 @@ class WorkspaceStore:
             contents: An archive of the contents that `find_missing` returned, each named by its digest; None: none.
             expected_sha256: The digest of the manifest.
             base: As for `find_missing`.
+            may_be_stored: False: an equal one is another's, so the contents have to be sent.
         """
         check_sha256(expected_sha256)
         _check_intact(hashlib.sha256(data).hexdigest(), expected_sha256)
-        if stored := self.mark_used(expected_sha256):
+        if may_be_stored and (stored := self.mark_used(expected_sha256)):
             return stored
         manifest = parse_manifest(data)
         counts = manifest.inspect(limits)
@@ -168,6 +176,14 @@ class WorkspaceStore:
         digests = {path: files[path].digest for path in paths if path in files}
         contents = read_contents(map(self._packs.path, stored.packs), set(digests.values()))
         return {path: contents[digest] for path, digest in digests.items() if digest in contents}
+
+    def note_sender(self, sha256: str, key_id: str) -> None:
+        """Remember for a while, as long as temporary files are kept, who has sent a workspace."""
+        (self._incoming / f"sent-{key_id}-{sha256}").touch()
+
+    def was_sent_by(self, sha256: str, key_id: str) -> bool:
+        check_sha256(sha256)
+        return (self._incoming / f"sent-{key_id}-{sha256}").exists()
 
     def has(self, sha256: str) -> bool:
         return self.stat(sha256) is not None

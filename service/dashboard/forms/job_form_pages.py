@@ -39,6 +39,7 @@ from service.submission import create
 from service.submission.stages import RequestOrigin
 from service.submission.validation import DEFAULT_PROJECT
 from service.submission.withheld import Withheld, withheld_from
+from service.submission.workspace import may_use_workspace, store_workspace
 
 router = Router(dependencies=[Depends(require_key_or_session)])
 
@@ -84,29 +85,29 @@ async def submit_form(app_state: AppStateDep, caller: PageCaller, request_id: Re
     app_state.limits.submissions.acquire(caller.id)
     errors = {} if form.error is None else {"workspace": form.error}
     if form.files and not errors:
-        errors = await _store_files(app_state, form)
+        errors = await _store_files(app_state, caller.id, form)
     return await app_state.lanes.changing.run(_check_and_submit, app_state, caller, request_id, form, errors)
 
 
-async def _store_files(app_state: AppState, form: JobForm) -> dict[str, str]:
+async def _store_files(app_state: AppState, key_id: str, form: JobForm) -> dict[str, str]:
     """Store the uploaded files, so that they need not be chosen again after an error elsewhere; return the errors."""
     form.texts["source"] = "files"
     try:
         # The form holds the upload slot of its key, so this waits only for a thread that reads archives.
-        stored = await app_state.lanes.archives.run(_pack_and_store, app_state, form.files)
+        stored = await app_state.lanes.archives.run(_pack_and_store, app_state, key_id, form.files)
     except GradientError as error:
         return {"workspace": error.message}
     form.texts["workspaceSha256"] = stored.sha256 if stored else ""
     return {}
 
 
-def _pack_and_store(app_state: AppState, files: list[UploadFile]) -> StoredWorkspace | None:
+def _pack_and_store(app_state: AppState, key_id: str, files: list[UploadFile]) -> StoredWorkspace | None:
     try:
         packed = pack(files, upload_folder(app_state.settings))
     except OSError as error:
         raise StoreUnavailable(f"The files could not be packed: {error.strerror}. Try again later.") from error
     with packed:
-        return create.store_workspace(app_state, packed, None)
+        return store_workspace(app_state, key_id, packed, None)
 
 
 def _check_and_submit(
@@ -210,7 +211,9 @@ def _render(session: Session, app_state: AppState, caller: Principal, state: For
     errors = dict(state.plan.errors) if state.plan else {}
     if "workspaceSha256" in errors:
         errors.setdefault("workspace", errors.pop("workspaceSha256"))
-    uploaded = app_state.workspaces.stat(texts["workspaceSha256"]) if texts.get("workspaceSha256") else None
+    sha256 = texts.get("workspaceSha256")
+    stored = sha256 is not None and may_use_workspace(app_state, caller.id, sha256)
+    uploaded = app_state.workspaces.stat(sha256) if sha256 and stored else None
     project_id = projects.find_id(session, texts.get("project", "").strip() or DEFAULT_PROJECT)
     names = {secret.name for secret in credentials.secrets_of(session, ALL_PROJECTS)}
     names |= {secret.name for secret in credentials.secrets_of(session, project_id)} if project_id else set()

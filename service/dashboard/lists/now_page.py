@@ -14,11 +14,13 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Job
 from core.jobs import queries
 from core.jobs.costs import amounts, limits
+from core.jobs.costs.report import report
 from core.jobs.queries import JobFilter
 from core.jobs.reasons import CANNOT_START
 from core.jobs.scheduling.wait_status import median_durations
 from core.jobs.states import JobState
 from core.jobs.tracking import metrics
+from core.security.visibility import hidden_projects
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.charts import draw_sparkline
@@ -87,10 +89,18 @@ def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -
         causes={job.id: explanation_of(app_state.logs, job).evidence for job in failed_views},
         gpus=len(gpus),
         busy_gpus=sum(bool(gpu.job_id or gpu.taken_by) for gpu in gpus),
-        spent=amounts.spent_by_all(session, current.replace(hour=0, minute=0, second=0, microsecond=0)),
+        spent=_spent(session, current),
         any_jobs=queries.last_seq(session) > 0,
         public_url=app_state.settings.public_url,
     )
+
+
+def _spent(session: Session, current: datetime) -> tuple[float, dict[str, float]]:
+    """Return the US dollars of today, and the GPU hours on machine types without a price, of the jobs that are seen."""
+    if not hidden_projects(session):
+        return amounts.spent_by_all(session, current.replace(hour=0, minute=0, second=0, microsecond=0))
+    rows = report(session, "machine", 1)
+    return sum(row.cost for row in rows), {row.name: row.gpu_hours for row in rows if row.gpu_hours and not row.cost}
 
 
 def _running(session: Session, app_state: AppState, jobs: Sequence[Job], current: datetime) -> list[RunningJob]:

@@ -1,0 +1,58 @@
+"""Workspaces of submissions: who may name a stored one, and storing what is uploaded."""
+
+from dataclasses import replace
+from typing import BinaryIO
+
+from core.errors import StoreUnavailable, WorkspaceNotFound
+from core.jobs import queries
+from core.jobs.spec.job_spec import JobSpec
+from core.jobs.templates import templates
+from core.security.visibility import hidden_projects
+from core.storage.workspaces import StoredWorkspace
+from core.storage.workspaces.limits import WorkspaceLimits
+from service.app_state import AppState
+
+
+def workspace_limits(app_state: AppState) -> WorkspaceLimits:
+    api = app_state.settings.api
+    return WorkspaceLimits(max_upload_bytes=api.max_upload_bytes, max_bytes=api.max_upload_bytes)
+
+
+def with_workspace(spec: JobSpec, workspace: StoredWorkspace | None) -> JobSpec:
+    if workspace is None:
+        return spec
+    return replace(spec, workspace_sha256=workspace.sha256, workspace_contents=workspace.contents_sha256)
+
+
+def may_use_workspace(app_state: AppState, key_id: str, sha256: str) -> bool:
+    """Return whether a key may name this workspace: all may, but to whom projects are hidden those seen or sent."""
+    with app_state.database.read() as session:
+        if not hidden_projects(session) or app_state.workspaces.was_sent_by(sha256, key_id):
+            return True
+        return queries.names_workspace(session, sha256) or templates.names_workspace(session, sha256)
+
+
+def store_workspace(
+    app_state: AppState, key_id: str, upload: BinaryIO | None, expected: str | None
+) -> StoredWorkspace | None:
+    """Store an uploaded workspace, or mark a stored one as used; None: there is none."""
+    if upload is None:
+        if expected is None:
+            return None
+        # Marked as used, so that it is not deleted before the job that refers to it is stored.
+        used = app_state.workspaces.mark_used(expected) if may_use_workspace(app_state, key_id, expected) else None
+        if used is None:
+            raise workspace_not_stored()
+        return used
+    try:
+        stored = app_state.workspaces.add(upload, workspace_limits(app_state), expected_sha256=expected)
+        app_state.workspaces.note_sender(stored.sha256, key_id)
+    except OSError as error:
+        raise StoreUnavailable(f"The workspace could not be stored: {error.strerror}. Try again later.") from error
+    return stored
+
+
+def workspace_not_stored() -> WorkspaceNotFound:
+    return WorkspaceNotFound(
+        "No workspace with this sha256 is stored here; upload it with the job.", field="workspaceSha256"
+    )
