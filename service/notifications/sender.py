@@ -70,7 +70,7 @@ class Sender:
         with app_state.database.write() as session:
             deliveries.record(session, message_id, answer, seconds)
         level = logging.INFO if answer.delivered else logging.WARNING
-        context = {"receiver": receiver, "message": message_id, "status": answer.status}
+        context = {"receiver": receiver, "delivery": message_id, "status": answer.status}
         logger.log(level, "notification_delivered" if answer.delivered else "notification_failed", extra=context)
 
 

@@ -32,6 +32,7 @@ def create_project(
     given: OriginalParams, session: WriteSession, app_state: AppStateDep, caller: Caller
 ) -> dict[str, str]:
     """Create a project, or return the existing one of this name."""
+    app_state.keys.rights(caller.id).check_may_create_projects()
     project, _ = projects.get_or_create(session, check_project_name(given.required("name")), caller.id)
     repository = {"repo_name": given.text("repoName"), "repo_url": given.text("repoUrl")}
     if any(repository.values()):
