@@ -43,7 +43,7 @@ RULES = {
     "change": "401 401 401 missing missing 403 403 403 ok ok",  # what the author or a maintainer may
     "owner": "401 401 401 403 403 403 403 403 403 ok",  # what belongs to nobody's project: its owner and administrators
 }
-"""What each column gets. same: what a made-up id gets; missing: that, and 404; ok: something else than 401, 403, 404."""
+"""What each column gets. same: what a made-up id gets; missing: that, and 404; ok: neither 401 nor 403."""
 HANDSHAKE = {
     "connection": "upgrade",
     "upgrade": "websocket",
@@ -51,9 +51,22 @@ HANDSHAKE = {
     "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
 }
 OTHERS = {
-    **{"action": "stop", "session_id": "e1", "name": "TOKEN", "host": "r.example", "worker": "x", "attempt": "1"},
-    **{"path": "main.py", "number": "0", "delivery_id": "msg_1", "key_id": "k1", "version": "x", "bucket": "b"},
-    **{"key": "k", "part": "0" * 64, "member": "k1", "stamp": "x"},
+    "action": "stop",
+    "session_id": "e1",
+    "name": "TOKEN",
+    "host": "r.example",
+    "worker": "x",
+    "attempt": "1",
+    "path": "main.py",
+    "number": "0",
+    "delivery_id": "msg_1",
+    "key_id": "k1",
+    "version": "x",
+    "bucket": "b",
+    "key": "k",
+    "part": "0" * 64,
+    "member": "k1",
+    "stamp": "x",
 }
 """Other parameters of paths."""
 
@@ -213,9 +226,16 @@ class World:
         told = {"url": "https://example.org", "jobs": [f"project:{name}"]}
         self.send("author", "PUT", f"/notifications/mail-{name[0]}", json=told)
         return {
-            **{"job_id": first["id"], "other_id": other, "array_id": array, "project_id": project_id, "name": name},
-            **{"comparison_id": comparison, "schedule_id": schedule, "sweep_id": sweep},
-            **{"sha256": first["workspaceSha256"], "receiver": f"mail-{name[0]}"},
+            "job_id": first["id"],
+            "other_id": other,
+            "array_id": array,
+            "project_id": project_id,
+            "name": name,
+            "comparison_id": comparison,
+            "schedule_id": schedule,
+            "sweep_id": sweep,
+            "sha256": first["workspaceSha256"],
+            "receiver": f"mail-{name[0]}",
         }
 
     def fill_again(self):
