@@ -105,8 +105,8 @@ def changeable(
     shared = app_state.settings.sign_in.shared_jobs
     owners = {owner for owner, _ in pairs} if shared else users.keys_of_same_user(session, key_id)
     by_role = {"maintainer": pairs, "viewer": set[tuple[str, str | None]]()}
-    own = {pair for pair in pairs if pair[0] in owners}
-    return {pair for pair in pairs if pair in by_role.get(roles.get(pair[1] or "", ""), own)}
+    of_owners = {pair for pair in pairs if pair[0] in owners}
+    return {pair for pair in pairs if pair in by_role.get(roles.get(pair[1] or "", ""), of_owners)}
 
 
 def _may_change_all(app_state: AppState, key_id: str) -> bool:

@@ -4,7 +4,6 @@ from fastapi import Depends, Response
 
 from core.jobs import projects, queries
 from core.security import members
-from core.security.members import Member
 from service.auth.authentication import Caller, SearchSlot
 from service.auth.ownership import require_owner_of_all
 from service.deps import AppStateDep, ReadSession, WriteSession
@@ -81,8 +80,7 @@ def delete_project(session: WriteSession, app_state: AppStateDep, caller: Caller
 @router.get("/{project_id}/members")
 def list_members(session: ReadSession, project_id: str) -> Members:
     """List the members of a project with their roles, by name."""
-    found = members.members_of(session, queries.project(session, project_id).id)
-    return Members(members=[_member_view(member) for member in found])
+    return Members.of(None, members=members.members_of(session, queries.project(session, project_id).id))
 
 
 @router.put("/{project_id}/members/{member}", openapi_extra=json_body_schema(SetMember))
@@ -94,14 +92,10 @@ def set_member(
     body: Annotated[SetMember, Depends(parse_json_body(SetMember))],
 ) -> MemberView:
     """Give a user, by e-mail address, or an API key, by id, a role in a project; the key of a user means the user."""
-    return _member_view(members.put(session, queries.project(session, project_id), member, body.role))
+    return MemberView.of(members.put(session, queries.project(session, project_id), member, body.role))
 
 
 @router.delete("/{project_id}/members/{member}", status_code=204)
 def remove_member(session: WriteSession, _caller: Caller, project_id: str, member: str) -> None:
     """Take the role of a user or a key away."""
     members.remove(session, queries.project(session, project_id), member)
-
-
-def _member_view(member: Member) -> MemberView:
-    return MemberView.of(member)

@@ -107,7 +107,7 @@ async def store_workspace(
             base=base if base and may_use_workspace(app_state, caller.id, base) else None,
             may_be_stored=may_use_workspace(app_state, caller.id, sha256),
         )
-        app_state.workspaces.note_sender(sha256, caller.id)
+        app_state.workspaces.record_sender(sha256, caller.id)
         return stored
 
     return _present(await _run(app_state, caller.id, store))

@@ -52,11 +52,10 @@ from service.submission.stages import InsertedJob, PreparedJob, RequestOrigin, V
 from service.submission.validation import check_idempotency_key, validate, validate_spec
 from service.submission.withheld import Withheld, withheld_from
 from service.submission.workspace import (
-    may_use_workspace,
+    check_stored,
     store_workspace,
     with_workspace,
     workspace_limits,
-    workspace_not_stored,
 )
 
 logger = logging.getLogger(__name__)
@@ -196,10 +195,7 @@ def dry_run(
     app_state.keys.rights(key_id).check_machine_type(valid.machine.name)
     members = new_members(request, valid)
     _check_fits(app_state, valid, request)
-    if (sha256 := request.workspace_sha256) is not None and not (
-        may_use_workspace(app_state, key_id, sha256) and app_state.workspaces.has(sha256)
-    ):
-        raise workspace_not_stored()
+    check_stored(app_state, key_id, request.workspace_sha256)
     machine, backend = valid.machine, app_state.backend_for(valid.machine)
     follows = bool(valid.spec.after or valid.spec.inputs)
     with app_state.database.read() as session:

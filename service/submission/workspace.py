@@ -32,6 +32,12 @@ def may_use_workspace(app_state: AppState, key_id: str, sha256: str) -> bool:
         return queries.names_workspace(session, sha256) or templates.names_workspace(session, sha256)
 
 
+def check_stored(app_state: AppState, key_id: str, sha256: str | None) -> None:
+    if sha256 is None or (may_use_workspace(app_state, key_id, sha256) and app_state.workspaces.has(sha256)):
+        return
+    raise _not_stored()
+
+
 def store_workspace(
     app_state: AppState, key_id: str, upload: BinaryIO | None, expected: str | None
 ) -> StoredWorkspace | None:
@@ -42,17 +48,17 @@ def store_workspace(
         # Marked as used, so that it is not deleted before the job that refers to it is stored.
         used = app_state.workspaces.mark_used(expected) if may_use_workspace(app_state, key_id, expected) else None
         if used is None:
-            raise workspace_not_stored()
+            raise _not_stored()
         return used
     try:
         stored = app_state.workspaces.add(upload, workspace_limits(app_state), expected_sha256=expected)
-        app_state.workspaces.note_sender(stored.sha256, key_id)
+        app_state.workspaces.record_sender(stored.sha256, key_id)
     except OSError as error:
         raise StoreUnavailable(f"The workspace could not be stored: {error.strerror}. Try again later.") from error
     return stored
 
 
-def workspace_not_stored() -> WorkspaceNotFound:
+def _not_stored() -> WorkspaceNotFound:
     return WorkspaceNotFound(
         "No workspace with this sha256 is stored here; upload it with the job.", field="workspaceSha256"
     )

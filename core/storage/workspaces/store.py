@@ -177,7 +177,7 @@ class WorkspaceStore:
         contents = read_contents(map(self._packs.path, stored.packs), set(digests.values()))
         return {path: contents[digest] for path, digest in digests.items() if digest in contents}
 
-    def note_sender(self, sha256: str, key_id: str) -> None:
+    def record_sender(self, sha256: str, key_id: str) -> None:
         """Remember for a while, as long as temporary files are kept, who has sent a workspace."""
         (self._incoming / f"sent-{key_id}-{sha256}").touch()
 

@@ -42,8 +42,8 @@ def _render(
     session: Session, app_state: AppState, caller: Principal, page: SchedulesPage, after: str | None
 ) -> Response:
     owned = ((schedule.owner_key, schedule.project_id) for schedule in page.schedules)
-    own = changeable(session, app_state, caller.id, owned)
-    return render_page("lists/schedules.html", caller=caller, found=page, after=after, own=own)
+    own_pairs = changeable(session, app_state, caller.id, owned)
+    return render_page("lists/schedules.html", caller=caller, found=page, after=after, own=own_pairs)
 
 
 @router.post("/ui/schedules/{schedule_id}/trigger", dependencies=[SameOriginForm])

@@ -1,4 +1,4 @@
-"""Who may do what on every route: the table of rights, asked of two closed projects with the same content."""
+"""The table of rights: every route, asked in each role about two closed projects with the same content."""
 
 import re
 from pathlib import Path
