@@ -18,7 +18,7 @@ def worker_views(session: Session) -> list[WorkerView]:
     holders = workers.gpu_holders(session)
     if hidden_projects(session):
         visible = {job.id for job in queries.by_ids(session, list(holders.values()))}
-        holders = {place: job_id if job_id in visible else HIDDEN for place, job_id in holders.items()}
+        holders = {gpu: job_id if job_id in visible else HIDDEN for gpu, job_id in holders.items()}
     samples = metrics.last_system_samples(session, set(holders.values()) - {HIDDEN})
     used = {job_id: _gpu_usage(sample) for job_id, sample in samples.items()}
     return [
