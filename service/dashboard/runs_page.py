@@ -29,7 +29,7 @@ from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX, parse_orde
 from core.search.query_text import Term, parse_terms
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
-from service.auth.ownership import changeable_owners
+from service.auth.ownership import changeable
 from service.dashboard.forms.project_page import project_facts
 from service.dashboard.job.header import LIVE
 from service.dashboard.lists.job_list import (
@@ -92,7 +92,8 @@ def show_runs(
     except SpecInvalid as error:
         problem = error.message
     views = job_views(session, app_state, page.jobs)
-    owners = {view.owner_key for view in views} | ({sweep.owner_key} if sweep else set())
+    owned = {(view.owner_key, view.project_id) for view in views}
+    owned |= {(sweep.owner_key, sweep.project_id)} if sweep else set()
     return render_page(
         "runs.html",
         400 if problem else 200,
@@ -112,7 +113,7 @@ def show_runs(
         states=state_links(state, terms),
         views=saved_views.of_user(session, caller.id),
         address=state.url(),
-        changeable=changeable_owners(session, app_state, caller.id, owners),
+        changeable=changeable(session, app_state, caller.id, owned),
         live=any(view.state in LIVE for view in views) or bool(sweep and sweep.state == "running"),
     )
 
