@@ -92,8 +92,7 @@ def show_runs(
     except SpecInvalid as error:
         problem = error.message
     views = job_views(session, app_state, page.jobs)
-    owned = {(view.owner_key, view.project_id) for view in views}
-    owned |= {(sweep.owner_key, sweep.project_id)} if sweep else set()
+    owned = {(view.owner_key, view.project_id) for view in [*views, sweep] if view}
     return render_page(
         "runs.html",
         400 if problem else 200,
