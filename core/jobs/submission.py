@@ -50,8 +50,8 @@ _NOT_IN_ARRAY = dict.fromkeys(ArrayMember._fields)
 
 
 _USER_KEYS = Base.metadata.tables[UserKey.__tablename__]
-_USER_OF_KEY = Prepared(select(_USER_KEYS.c.user_id).where(_USER_KEYS.c.key_id == bindparam("key")))
-_STORED = (JOBS.c.id, JOBS.c.seq, JOBS.c.created_at)  # what the database gives a new row, beside its id
+_USER_OF_KEY = select(_USER_KEYS.c.user_id).where(_USER_KEYS.c.key_id == bindparam("key")).scalar_subquery()
+_STORED = (JOBS.c.id, JOBS.c.seq, JOBS.c.created_at, JOBS.c.user_id)  # what the database gives a new row, after its id
 
 
 @cache
@@ -62,6 +62,8 @@ def _insert_job(dialect: str) -> Any:  # noqa: ANN401 - the two dialects share n
 @cache
 def _insert_one_job(dialect: str, names: tuple[str, ...]) -> Prepared:
     constants = {name: value for name, value in _DEFAULTS.items() if value is not None and name not in names}
+    if "user_id" not in names:
+        constants["user_id"] = _USER_OF_KEY
     return Prepared(_insert_job(dialect).values(constants), names)
 
 
@@ -107,12 +109,12 @@ def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job]:
 
     Only the first may have an Idempotency-Key. If another job has it, nothing is inserted, and the list is empty.
     """
-    ((user_id,),) = _USER_OF_KEY.rows(session, {"key": new_jobs[0].submitted_by}) or [[None]]
-    values = [_initial_values(new_job) | {"user_id": user_id} for new_job in new_jobs]
+    values = [_initial_values(new_job) for new_job in new_jobs]
     stored = _insert_rows(session, values[:1])
     if not stored:
         return []
-    stored |= _insert_rows(session, values[1:])
+    [(*_, user_id)] = stored.values()
+    stored |= _insert_rows(session, [row | {"user_id": user_id} for row in values[1:]])
     jobs = [_stored_job(new_job, row, stored[row["id"]]) for new_job, row in zip(new_jobs, values, strict=True)]
     for job in jobs:
         request_ports(session, job)
@@ -123,22 +125,23 @@ def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job]:
     return jobs
 
 
-def _insert_rows(session: Session, values: Sequence[dict[str, Any]]) -> dict[str, tuple[int, datetime]]:
-    """Insert the rows of jobs; return number and time that the database gives each that is stored, by its id."""
+def _insert_rows(session: Session, values: Sequence[dict[str, Any]]) -> dict[str, tuple[int, datetime, str | None]]:
+    """Insert the rows of jobs; return what the database gives each that is stored, by its id."""
     if not values:
         return {}
     connection = session.connection()
     dialect = connection.dialect.name
     if len(values) == 1:
-        rows: Iterable[Sequence[Any]] = _insert_one_job(dialect, tuple(values[0])).rows(session, values[0])
+        row = values[0] | {"key": values[0]["submitted_by"]}
+        rows: Iterable[Sequence[Any]] = _insert_one_job(dialect, tuple(values[0])).rows(session, row)
     else:
         rows = connection.execute(_insert_job(dialect), values)
-    return {job_id: (seq, created_at) for job_id, seq, created_at in rows}
+    return {job_id: (seq, created_at, user_id) for job_id, seq, created_at, user_id in rows}
 
 
-def _stored_job(new_job: NewJob, values: dict[str, Any], stored: tuple[int, datetime]) -> Job:
+def _stored_job(new_job: NewJob, values: dict[str, Any], stored: tuple[int, datetime, str | None]) -> Job:
     """Build the object of a row that was just inserted, without reading the row; it belongs to no session."""
-    row = _DEFAULTS | values | dict(zip(("seq", "created_at"), stored, strict=True))
+    row = _DEFAULTS | values | dict(zip(("seq", "created_at", "user_id"), stored, strict=True))
     job = job_of([row[column.key] for column in JOBS.c])
     job.keep_parsed(new_job.spec)
     return job

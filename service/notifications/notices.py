@@ -84,9 +84,8 @@ def _of_firing(session: Session, event: Event, job: Job, view: JobView) -> Notic
 def _of_array(session: Session, app_state: AppState, job: Job, array_id: str, view: JobView) -> Notice:
     states = view.array_members or {}
     view.id, view.url = array_id, f"{app_state.settings.public_url}/ui/jobs?array={array_id}"
-    what = (
-        f"{describe_counts({STATE_WORDS[state]: states[state] for state in states})} of {sum(states.values()):,} jobs"
-    )
+    counts = describe_counts({STATE_WORDS[state]: states[state] for state in states})
+    what = f"has ended: {counts} of {sum(states.values()):,} jobs"
     also = {_ENDED[state] for state in states}
     return _notice(session, f"array-{array_id}", "array.ended", what, view, job, at=view.finished_at, also=also)
 

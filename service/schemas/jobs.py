@@ -316,7 +316,7 @@ class DryRun(View):
     machine_type: MachineTypeView
     price_per_hour: float
     max_cost: float | None = Field(
-        description="maximum US dollars: price times time limit times attempts; null: there is no time limit"
+        description="maximum US dollars, by time limit and attempts or by a ceiling; null: there is neither"
     )
     queue_position: int = Field(description="position in the queue of its machine type; 1 is next")
     wait_reason: str = Field(description="stable code: why the job would have to wait")

@@ -384,11 +384,12 @@ def _check_fits(app_state: AppState, valid: ValidatedJob, request: SubmitJob) ->
 
 
 def _max_cost(valid: ValidatedJob) -> float | None:
-    spec = valid.spec
-    if spec.time_limit is None:
-        return None
-    hours = spec.time_limit * spec.max_attempts * (spec.nodes or 1) / 3600
-    return round(hours * valid.machine.price_per_hour, 6)
+    spec, price = valid.spec, (valid.spec.nodes or 1) * valid.machine.price_per_hour
+    bounds = [spec.time_limit * spec.max_attempts * price / 3600] if spec.time_limit is not None else []
+    bounds += [spec.max_cost] if spec.max_cost is not None else []
+    if spec.max_gpu_hours is not None and valid.machine.gpus:
+        bounds.append(spec.max_gpu_hours * valid.machine.price_per_hour / valid.machine.gpus)
+    return round(min(bounds), 6) if bounds else None
 
 
 def _dry_run_notes(valid: ValidatedJob, job: Job, offered: LiveWorkers, *, uploaded: bool) -> list[str]:

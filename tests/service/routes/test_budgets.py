@@ -141,6 +141,21 @@ def test_what_is_spent_of_ceilings_and_budgets_is_told_once_for_each_step(client
             assert any(one.startswith(event) and words in one for one in sent), sent
 
 
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({}, None),
+        ({"maxCost": 5}, 5),
+        ({"maxGpuHours": 2}, 6.12),
+        ({"maxCost": 5, "timeLimit": 3600, "maxAttempts": 3}, 5),
+        ({"maxCost": 50, "timeLimit": 3600, "maxAttempts": 3}, 9.18),
+    ],
+)
+def test_a_dry_run_says_what_a_job_costs_at_most(client, options, most):
+    body = make_job_body(machineType="V100") | options
+    assert client.post("/jobs?dryRun=true", json=body).json()["maxCost"] == most
+
+
 @pytest.mark.parametrize("ceiling", [{"maxCost": 5}, {"maxGpuHours": 2}])
 def test_a_dry_run_says_what_a_ceiling_or_a_budget_of_the_key_lets_start(client, worker, settings, api_key, ceiling):
     worker.register()

@@ -99,7 +99,7 @@ def test_a_check_shows_price_ceiling_and_place_and_submits_nothing(signed_in_bro
     plan = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.text.partition('<dl id="plan">')[2].partition("</dl>")[0]))
     price = client.get("/machine-types").json()["machineTypes"]
     per_hour = next(one["pricePerHour"] for one in price if one["name"] == "CPU")
-    assert f"${per_hour * 6:.2f} within its time limit" in plan or f"${per_hour * 6:.4f} within" in plan
+    assert f"At most ${per_hour * 6:.2f} " in plan or f"At most ${per_hour * 6:.4f} " in plan
     assert "place 2" in plan
     assert len(client.get("/jobs").json()["jobs"]) == 1
 
