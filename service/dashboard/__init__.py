@@ -5,9 +5,9 @@ from service.dashboard.error_pages import ErrorPageMiddleware
 from service.dashboard.forms import job_form_pages, notification_page, project_page, settings_pages
 from service.dashboard.host_name import DashboardHost
 from service.dashboard.job import details, log_page, overview
-from service.dashboard.lists import costs_page, job_list, machines, now_page, schedule_pages, sweep_pages
+from service.dashboard.lists import costs_page, job_list, machines, now_page, template_pages
 from service.dashboard.login import wrong_key_backoff
-from service.dashboard.outputs import artifact_pages, metric_page, tensorboard_page
+from service.dashboard.outputs import artifact_pages, tensorboard_page
 from service.http.middleware import Application
 
 __all__ = ["PAGE_MODULES", "mount"]
@@ -20,10 +20,9 @@ _LISTS = (
     project_page,
     comparison_pages,
     runs_page,
-    schedule_pages,
-    sweep_pages,
+    template_pages,
 )
-_JOB = (overview, log_page, details, artifact_pages, metric_page, tensorboard_page)
+_JOB = (overview, log_page, details, artifact_pages, tensorboard_page)
 PAGE_MODULES = (login, *_LISTS, job_form_pages, settings_pages, notification_page, *_JOB, assets)
 
 

@@ -186,13 +186,6 @@ def show_prediction(
 
 
 def _judgements(rows: Sequence[MachineRow]) -> list[tuple[BottleneckView, list[MachineRow]]]:
-    judgements: list[tuple[BottleneckView, list[MachineRow]]] = []
-    for row in rows:
-        if row.bottleneck is None:
-            continue
-        same = next((of for judgement, of in judgements if judgement == row.bottleneck), None)
-        if same is None:
-            judgements.append((row.bottleneck, [row]))
-        else:
-            same.append(row)
-    return judgements
+    judged = [(row.bottleneck, row) for row in rows if row.bottleneck is not None]
+    distinct = [judgement for at, (judgement, _) in enumerate(judged) if judgement not in [of for of, _ in judged[:at]]]
+    return [(judgement, [row for of, row in judged if of == judgement]) for judgement in distinct]

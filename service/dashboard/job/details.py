@@ -1,4 +1,4 @@
-"""The pages of a job's configuration and events, for each attempt, and of its difference from another job."""
+"""The pages of a job's metrics, configuration and events, for each attempt, and of its difference from another job."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -18,7 +18,23 @@ from service.presenters.job_diff import job_diff
 from service.presenters.jobs import event_views, job_views
 from service.schemas.outputs import AttemptNumber
 
+_PLAIN_POINTS = 100  # of a metric, for browsers without scripts
 router = Router(prefix="/ui/jobs/{job_id}", dependencies=[Depends(require_key_or_session)])
+
+
+@router.get("/metrics")
+def show_metrics(
+    session: ReadSession,
+    app_state: AppStateDep,
+    caller: PageCaller,
+    job_id: str,
+    attempt: AttemptNumber = None,
+    part: Annotated[str, Query(description="`live`: without the table for browsers without scripts")] = "",
+) -> Response:
+    header = read_header(session, app_state, caller, job_id, attempt)
+    read = None if part == "live" else app_state.metrics.get(session, header.row, None, _PLAIN_POINTS, attempt=attempt)
+    series = read.summary if read else None
+    return render_job_page("metrics/page.html", app_state, caller, header, tab="metrics", series=series)
 
 
 @router.get("/config")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi.responses import HTMLResponse
@@ -14,6 +14,7 @@ from core.jobs import queries
 from service.app_state import AppState
 from service.auth.authentication import Principal
 from service.auth.ownership import changeable
+from service.dashboard.lists.now_page import times_left
 from service.dashboard.rendering import render_page
 from service.presenters.jobs import job_view, views_with_waits
 from service.presenters.outputs.explanations import explanation_of
@@ -32,6 +33,7 @@ class JobHeader:
     attempts: Sequence[Attempt]  # its attempts if there are, or may be, several; oldest first
     attempt: int | None  # number of the earlier attempt that is shown; None: the latest
     may_change: bool
+    time_left: tuple[float | None, bool]  # seconds, and True if they are those of its time limit
 
     @property
     def number(self) -> int:
@@ -63,32 +65,19 @@ class JobHeader:
 
 
 def read_header(
-    session: Session, app_state: AppState, caller: Principal, job_id: str, attempt: int | None
+    session: Session, app_state: AppState, caller: Principal, job_id: str, attempt: int | None, *, waits: bool = True
 ) -> JobHeader:
-    """Read a job for its header."""
+    """Read a job for its header; `waits`: with its place in the queue."""
     row = queries.get(session, job_id)
-    return _header(session, app_state, caller, row, job_view(session, app_state, row), attempt)
-
-
-def read_header_without_wait(
-    session: Session, app_state: AppState, caller: Principal, job_id: str, attempt: int | None
-) -> JobHeader:
-    """Read a job for its header, without its place in the queue."""
-    row = queries.get(session, job_id)
-    [view] = views_with_waits(session, app_state, [row], {})
-    return _header(session, app_state, caller, row, view, attempt)
-
-
-def _header(
-    session: Session, app_state: AppState, caller: Principal, row: Job, view: JobView, attempt: int | None
-) -> JobHeader:
+    view = job_view(session, app_state, row) if waits else views_with_waits(session, app_state, [row], {})[0]
     if attempt is not None and attempt > row.attempt:
         raise SpecInvalid(f"There is no attempt {attempt}; the latest is attempt {row.attempt}.", field="attempt")
     several = row.attempt > 1 or row.spec.max_attempts > 1
     attempts = queries.attempts(session, row.id) if several else []
     earlier = attempt if attempt != row.attempt else None
     may_change = bool(changeable(session, app_state, caller.id, [(row.submitted_by, row.project_id)]))
-    return JobHeader(row, view, attempts, earlier, may_change)
+    left = times_left(session, [row], datetime.now(UTC))[row.id] if view.state == "Running" else (None, False)
+    return JobHeader(row, view, attempts, earlier, may_change, left)
 
 
 def render_job_page(
@@ -99,6 +88,7 @@ def render_job_page(
     **values: Any,  # noqa: ANN401 - what the template shows
 ) -> HTMLResponse:
     job = header.job
+    seconds_left, by_limit = header.time_left
     return render_page(
         template,
         caller=caller,
@@ -109,6 +99,8 @@ def render_job_page(
         attempt=header.attempt,
         job_attempts=header.attempts,
         began_at=header.began_at,
+        seconds_left=seconds_left,
+        by_limit=by_limit,
         no_tensorboard=unavailable(app_state.settings),
         explanation=explanation_of(app_state.logs, job),
         **values,

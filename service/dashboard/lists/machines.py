@@ -1,5 +1,7 @@
 """The page of machines: workers, GPUs, the queue, billed TPUs, machine types; and the page of all TPUs."""
 
+from typing import Literal
+
 from fastapi import Depends
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
@@ -51,23 +53,18 @@ def _queue(session: Session, app_state: AppState) -> list[JobView]:
     return sorted(views, key=lambda view: (view.machine_type, view.queue_position))
 
 
-@router.post("/ui/machines/{worker}/drain", dependencies=[SameOriginForm])
-def drain_worker(
-    session: WriteSession, app_state: AppStateDep, caller: PageCaller, texts: FormTexts, worker: str
+@router.post("/ui/machines/{worker}/{action}", dependencies=[SameOriginForm])
+def change_worker(
+    session: WriteSession,
+    app_state: AppStateDep,
+    caller: PageCaller,
+    texts: FormTexts,
+    worker: str,
+    action: Literal["drain", "resume"],
 ) -> Response:
-    """Let a worker claim no more jobs."""
+    """Let a worker claim no more jobs, or claim jobs again."""
     require_key_again(app_state, caller, texts)
-    workers.set_drained(session, worker, drained=True)
-    return RedirectResponse("/ui/machines", 303)
-
-
-@router.post("/ui/machines/{worker}/resume", dependencies=[SameOriginForm])
-def resume_worker(
-    session: WriteSession, app_state: AppStateDep, caller: PageCaller, texts: FormTexts, worker: str
-) -> Response:
-    """Let a drained worker claim jobs again."""
-    require_key_again(app_state, caller, texts)
-    workers.set_drained(session, worker, drained=False)
+    workers.set_drained(session, worker, drained=action == "drain")
     return RedirectResponse("/ui/machines", 303)
 
 

@@ -105,19 +105,25 @@ def _spent(session: Session, current: datetime) -> tuple[float, dict[str, float]
 
 def _running(session: Session, app_state: AppState, jobs: Sequence[Job], current: datetime) -> list[RunningJob]:
     last = metrics.last_values(session, [job.id for job in jobs])
+    left = times_left(session, jobs, current)
+    return [
+        RunningJob(view, _spark(session, app_state, job, last.get(job.id, {})), *left[job.id])
+        for job, view in zip(jobs, job_views(session, app_state, jobs), strict=True)
+    ]
+
+
+def times_left(session: Session, jobs: Sequence[Job], current: datetime) -> dict[str, tuple[float | None, bool]]:
+    """Return the seconds that running jobs have left by earlier jobs or their time limits, and True for the latter."""
     types = sorted({job.machine_type for job in jobs})
     medians = median_durations(session, types) if types else {}
-    rows = []
-    for job, view in zip(jobs, job_views(session, app_state, jobs), strict=True):
+    left: dict[str, tuple[float | None, bool]] = {}
+    for job in jobs:
         elapsed = (current - job.started_at).total_seconds() if job.started_at else 0.0
-        limit = limits.deadline(job)
-        median = medians.get(job.machine_type)
-        left = median - elapsed if median is not None and elapsed < median else None
-        at_most = None if limit is None else max(0.0, limit.seconds - elapsed)
-        by_limit = at_most is not None and (left is None or at_most < left)
-        spark = _spark(session, app_state, job, last.get(job.id, {}))
-        rows.append(RunningJob(view, spark, at_most if by_limit else left, by_limit))
-    return rows
+        limit, rest = limits.deadline(job), medians.get(job.machine_type, 0.0) - elapsed
+        at_most = math.inf if limit is None else max(0.0, limit.seconds - elapsed)
+        soonest = min(at_most, rest if rest > 0 else math.inf)
+        left[job.id] = None if soonest == math.inf else soonest, soonest == at_most
+    return left
 
 
 def main_metric(names: Iterable[str]) -> str | None:

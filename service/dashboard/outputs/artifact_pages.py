@@ -20,7 +20,7 @@ from core.storage.joblogs.search import FoundLines
 from core.storage.retention import OutputKind
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
-from service.dashboard.job.header import LIVE, JobHeader, read_header_without_wait, render_job_page
+from service.dashboard.job.header import LIVE, JobHeader, read_header, render_job_page
 from service.dashboard.job.log_page import FOUND_LINES, LINES_WITHOUT_SCRIPT
 from service.dashboard.outputs.previews import TEXT_BYTES, FileLinks, Preview, TableOrder, image_type, read_preview
 from service.dashboard.rendering import PAGE_HEADERS
@@ -184,7 +184,7 @@ def show_folder(
     shown: Annotated[FolderQuery, Query()],
     attempt: AttemptNumber = None,
 ) -> Response:
-    header = read_header_without_wait(session, app_state, caller, job_id, attempt)
+    header = read_header(session, app_state, caller, job_id, attempt, waits=False)
     earlier = header.attempt
     prefix = f"{shown.folder.strip('/')}/" if shown.folder.strip("/") else ""
     outputs = artifacts_page(session, app_state, header.row, limit=1, attempt=earlier)
@@ -259,7 +259,7 @@ def show_file(
     shown: Annotated[FileQuery, Query()],
     attempt: AttemptNumber = None,
 ) -> Response:
-    header = read_header_without_wait(session, app_state, caller, job_id, attempt)
+    header = read_header(session, app_state, caller, job_id, attempt, waits=False)
     if shown.part == "live":
         return render_job_page("job/base.html", app_state, caller, header, tab="artifacts")
     opened = _open(session, app_state, job_id, shown.path, attempt)

@@ -76,7 +76,7 @@ def test_a_job_is_seen_from_its_first_line_to_its_end(service, browser):
     ]
     go(service, job_id, "go-2")
     browser.wait_for("document.querySelector('.state .badge').innerText === 'Succeeded'")
-    assert "exit code 0" in browser.text(".state")
+    assert "exit code" not in browser.text("[data-part=why]"), "a success needs no words"
     assert browser.evaluate("document.querySelectorAll('#stop').length") == 0
     browser.click("a[href$='/ui/jobs/" + job_id + "']")
     browser.wait_for("document.querySelector('#metrics polyline')")

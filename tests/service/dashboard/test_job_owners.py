@@ -32,7 +32,7 @@ def test_the_pages_of_anothers_job_name_the_owner_and_offer_no_change(signed_in_
     job_id, key_id, _ = add_job("bob")
     page = signed_in_browser.get(f"/ui/jobs/{job_id}{tab}").text
     assert f'title="API key {key_id}. Only the owner' in page
-    assert "owner: bob</span>" in page
+    assert "by bob</span>" in page
     assert 'id="clone"' in page
     assert all(f'action="/ui/jobs/{job_id}/{action}"' not in page for action in ("stop", "delete"))
 

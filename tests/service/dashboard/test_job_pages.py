@@ -183,7 +183,6 @@ def test_the_page_of_a_job_tells_all_about_it(signed_in_browser, client, worker,
         ">simulated</span>",
         "at $1.46/h",
         "nightly",
-        "The command ended with exit code 0.",
         "epoch 1\nepoch 2</pre>",
         "<dt>loss</dt><dd>0.5<svg",
     ):

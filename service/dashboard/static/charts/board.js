@@ -216,7 +216,7 @@ class Board {
     const filter = (this.form.elements.q?.value ?? "").toLowerCase();
     const seen = this.runs ? series.filter((one) => this.listed.has(one.id) && !this.hidden.has(one.id)) : series;
     const groups = groupSeries(this.table?.groups ? meanSeries(seen, this.table.groups) : seen);
-    this.#showSingles(groups);
+    const singles = this.#takeSingles(groups);
     for (const group of groups.values()) {
       if (!this.#charts.has(group.key)) this.#add(group);
       const chart = this.#charts.get(group.key);
@@ -224,6 +224,7 @@ class Board {
       chart.update(group.series, this.#options());
     }
     for (const [key, chart] of this.#charts) if (!groups.has(key)) chart.element.hidden = true;
+    this.#showSingles(singles);
     this.#order();
     for (const box of this.#groups.values()) box.hidden = [...box.querySelectorAll(".chart")].every((chart) => chart.hidden);
     const reset = this.form.querySelector("[data-reset]");
@@ -235,16 +236,21 @@ class Board {
   }
 
   // A metric with one value is no curve.
-  #showSingles(groups) {
+  #takeSingles(groups) {
     const single = this.range ? [] : [...groups.values()].filter((group) => group.source === "job" && group.series.every((one) => pointsOf(one) < 2));
+    for (const { key } of single) groups.delete(key);
+    return single.map((group) => ({ ...group, unit: unitOf(group.series[0].name) }));
+  }
+
+  #showSingles(metrics) {
     this.singles?.remove();
-    for (const group of single) groups.delete(group.key);
-    if (!single.length) return;
+    if (!metrics.length) return;
     const column = this.section.querySelector('[data-charts="job"]');
     this.singles = make("div", "scroll");
     this.singles.tabIndex = 0;
-    this.singles.append(singleTable(single.map((group) => ({ ...group, unit: unitOf(group.series[0].name) })), FEW_RUNS));
-    column.append(this.singles);
+    this.singles.append(singleTable(metrics, FEW_RUNS));
+    if (this.runs) column.append(this.singles);
+    else column.prepend(this.singles);
     column.hidden = false;
   }
 

@@ -83,4 +83,4 @@ def test_every_tab_of_a_node_shows_its_rank_and_leads_to_the_others(signed_in_br
     job = client.post("/jobs", json=make_job_body(nodes=3)).json()
     shown = header(signed_in_browser.get(f"/ui/jobs/{job['id']}{rest}").text)
     [others] = re.findall(r'<a href="([^"]*)">rank 0 of 3 nodes</a>', shown)
-    assert signed_in_browser.get(others.replace("&amp;", "&")).text.count('class="name"') == 3
+    assert signed_in_browser.get(others.replace("&amp;", "&")).text.count("<tr data-run=") == 3
