@@ -333,6 +333,14 @@ class Api(SubmissionApi):
         path = f"/projects/{quote(project_id, safe='')}"
         return self._transport.json("PATCH", path, body=changes, needs="id")
 
+    def project_members(self, project_id: str) -> dict[str, Any]:
+        return self._transport.json("GET", f"/projects/{quote(project_id, safe='')}/members", needs="members")
+
+    def set_member(self, project_id: str, member: str, role: str) -> None:
+        """Give a member a role; empty: none any more."""
+        path = f"/projects/{quote(project_id, safe='')}/members/{quote(member, safe='')}"
+        self._transport.json("PUT" if role else "DELETE", path, body={"role": role} if role else None)
+
     def delete_project(self, project_id: str) -> None:
         self._transport.json("DELETE", f"/projects/{quote(project_id, safe='')}")
 

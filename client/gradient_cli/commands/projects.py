@@ -65,7 +65,19 @@ def add_update(parser: argparse.ArgumentParser) -> None:
     for name, (metavar, text) in _HELPS.items():
         add_option(parser, f"--{name}", metavar=metavar, help=text)
     add_budgets(parser, "; none: no limit")
+    seen = parser.add_mutually_exclusive_group()
+    seen.add_argument("--closed", action="store_true", default=None, help="show it to its members alone")
+    seen.add_argument("--open", dest="closed", action="store_false", help="let everybody read it and submit to it")
     add_common(parser, update)
+
+
+def add_members(parser: argparse.ArgumentParser) -> None:
+    _add_project(parser)
+    roles = "viewer (reads), submitter (also submits) or maintainer (changes all); repeatable"
+    member = "a user, by e-mail address, or an API key, by id,"
+    parser.add_argument("--set", action="append", metavar="MEMBER=ROLE", help=f"give {member} a role: {roles}")
+    parser.add_argument("--remove", action="append", metavar="MEMBER", help="take a member's role away; repeatable")
+    add_common(parser, change_members)
 
 
 def add_delete(parser: argparse.ArgumentParser) -> None:
@@ -172,10 +184,28 @@ def update(args: argparse.Namespace) -> int:
     changes: dict[str, Any] = {name: _parse_value(name, text) for name, text in given.items()}
     if args.budgets:
         changes["budgets"] = [] if args.budgets == ["none"] else args.budgets
+    if args.closed is not None:
+        changes["closed"] = args.closed
     if not changes:
         raise UsageError("nothing to change", hint="For example --maxRunning 4, or --keepArtifactsDays 90.")
     api = connect(args)
     _print_project(args, api.update_project(find_project(api, args.project)["id"], changes))
+    return OK
+
+
+def change_members(args: argparse.Namespace) -> int:
+    changes = [tuple(text.rpartition("=")[::2]) for text in args.set or ()]
+    if any(not all(change) for change in changes):
+        raise UsageError("--set: MEMBER=ROLE", hint="For example --set ann@example.org=submitter.")
+    api = connect(args)
+    project_id = find_project(api, args.project)["id"]
+    for member, role in [*changes, *((member, "") for member in args.remove or ())]:
+        api.set_member(project_id, member, role)
+    answer = api.project_members(project_id)
+    if args.json:
+        return print_json(answer)
+    rows = [[member["name"], member["id"], member["role"]] for member in answer["members"]]
+    print_table(("MEMBER", "ID", "ROLE"), rows)
     return OK
 
 
@@ -234,6 +264,7 @@ def _print_project(args: argparse.Namespace, project: dict[str, Any]) -> None:
             "keeps logs": _describe_retention(project, "keepLogs"),
             "keeps artifacts": _describe_retention(project, "keepArtifacts"),
             "created": format_moment_and_age(project.get("createdAt")),
+            "seen by": "its members" if project.get("closed") else "everybody",
         }
     )
 

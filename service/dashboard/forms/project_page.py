@@ -13,7 +13,7 @@ from core.errors import ProjectNotFound
 from core.jobs import projects, queries
 from core.jobs.costs import amounts
 from core.search.query_text import quote
-from core.security import credentials
+from core.security import credentials, members
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.dashboard.rendering import render_page, runs_url
@@ -58,6 +58,7 @@ def project_facts(session: Session, app_state: AppState, name: str | None) -> di
         "gpu_hours": _gpu_hours(session, project_id),
         "days": SPENDING_DAYS,
         "remaining": projects.remaining_bytes(session, project, app_state.settings.disk.project_mb),
+        "members": members.members_of(session, project_id),
         "secrets": [secret.name for secret in credentials.secrets_of(session, project_id)],
     }
 

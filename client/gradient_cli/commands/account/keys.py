@@ -21,7 +21,9 @@ def add_create(parser: argparse.ArgumentParser) -> None:
         default="submit",
         help="read: see everything; submit: also submit, and change what is its own (default); admin: all",
     )
-    parser.add_argument("--projects", metavar="NAMES", help="only projects it may submit to, separated by commas")
+    parser.add_argument(
+        "--projects", metavar="NAMES", help="only projects it may see and submit to, separated by commas"
+    )
     parser.add_argument("--machineTypes", metavar="NAMES", help="only machine types it may use, separated by commas")
     parser.add_argument("--maxJobs", metavar="N", help="most unfinished jobs that it may have at once")
     parser.add_argument("--agent", action="store_true", help="a program acts with the key, not a person")
@@ -76,6 +78,7 @@ def show_own_key(args: argparse.Namespace) -> int:
             "Server": api.url,
             "Key": f"{key['name']} ({key['id']}){', of a program' if key.get('agent') else ''}",
             "Rights": describe_rights(key),
+            "Roles": ", ".join(f"{role} of {name}" for name, role in sorted((key.get("roles") or {}).items())),
             "Expires": format_moment(key["expiresAt"]) if key.get("expiresAt") else "never",
         }
     )
