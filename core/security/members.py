@@ -91,11 +91,13 @@ def _find(session: Session, named: str) -> str:
 
 
 def set_closed(session: Session, project: Project, key_id: str, *, closed: bool) -> None:
-    """Close or open a project. One that is closed has a maintainer: its owner, or this key, unless it has one."""
+    """Close or open a project; who closes it becomes a maintainer, and its owner unless it has one."""
     if closed == (project.closed_at is not None):
         return
     project.closed_at = session.scalars(select(now())).one() if closed else None
-    if closed and not any(member.role == ROLES[-1] for member in members_of(session, project.id)):
-        put(session, project, project.created_by or key_id, ROLES[-1])
+    if closed and project.created_by and ROLES[-1] not in {member.role for member in members_of(session, project.id)}:
+        put(session, project, project.created_by, ROLES[-1])
+    if closed:
+        put(session, project, key_id, ROLES[-1])
     session.flush()
     record_change(session, "project_closed" if closed else "project_opened", project.name)

@@ -21,7 +21,7 @@ from core.settings import Settings
 _CONNECT_SECONDS = 10.0
 _START_SECONDS = 60.0
 PING_SECONDS = 20.0  # seconds between checks of the client; proxies close what is silent for a minute
-_CHECK_SECONDS = 4.0  # seconds between checks of its key and rights
+CHECK_SECONDS = 4.0  # seconds between checks of its key and rights
 IDLE_SECONDS = 3600.0  # without input and output after which a session ends
 MAX_SECONDS = 43_200.0  # after which a session ends
 _NORMAL, _POLICY = 1000, 1008
@@ -149,7 +149,7 @@ class Bridge:
                 idle = idle_at < ends_at
                 text = f"Nothing was sent for {IDLE_SECONDS:g}" if idle else f"The session lasted for {MAX_SECONDS:g}"
                 return await self._end(f"{text} seconds, the limit.")
-            await asyncio.sleep(min(_CHECK_SECONDS, ends_at - now, idle_at - now))
+            await asyncio.sleep(min(CHECK_SECONDS, ends_at - now, idle_at - now))
             try:
                 with suppress(StoreUnavailable):  # the next check may succeed
                     await self._check_key()

@@ -88,6 +88,25 @@ def test_a_followed_log_ends_when_its_user_signs_out(anonymous_client, job_id, s
     assert "This browser session has ended" in follower.text
 
 
+def test_a_followed_log_of_a_closed_project_ends_for_who_is_no_member_any_more(
+    client, anonymous_client, job_id, bob, stores
+):
+    project = f"/projects/{client.get(f'/jobs/{job_id}').json()['projectId']}"
+    assert client.patch(project, json={"closed": True}).json()["closed"]
+    client.put(f"{project}/members/{bob[0]}", json={"role": "viewer"})
+    mine = Follower(client, job_id, {})
+    follower = Follower(anonymous_client, job_id, bob[1])
+    client.delete(f"{project}/members/{bob[0]}")
+    follower.thread.join(60)
+    name, data = follower.last_event()
+    made_up = client.get("/jobs/j0000000000000/logs").json()["error"]
+    assert (name, data["error"]["status"]) == ("error", 404)
+    assert data["error"]["message"] == made_up["message"].replace("j0000000000000", job_id)
+    assert mine.thread.is_alive(), "the stream of a member goes on"
+    stores.streams.stop()
+    mine.thread.join(60)
+
+
 def test_a_key_in_a_header_is_checked_and_not_the_cookie_beside_it(anonymous_client, job_id, stores, api_key):
     with stores.database.write() as session:
         key, secret = api_keys.create(session, "carol")
@@ -113,16 +132,16 @@ def test_followers_of_a_key_share_its_check(anonymous_client, job_id, stores, ap
         follower.thread.join(60)
 
 
-def test_a_key_is_checked_every_fifteen_seconds_and_not_at_every_poll(monkeypatch):
-    monkeypatch.setattr(feed, "AUTHORIZE_SECONDS", 15.0)
+def test_a_key_is_checked_every_three_seconds_and_not_at_every_poll(monkeypatch):
+    monkeypatch.setattr(feed, "AUTHORIZE_SECONDS", 3.0)
     clock = [1000.0]
     monkeypatch.setattr(feed, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     checks = []
     authorization = Authorization(lambda: checks.append(clock[0]))
-    for _ in range(60):
+    for _ in range(12):
         clock[0] += 1
         authorization.check()
-    assert checks == [1015.0, 1030.0, 1045.0, 1060.0]
+    assert checks == [1003.0, 1006.0, 1009.0, 1012.0]
 
 
 def test_a_log_is_followed_on_while_the_database_does_not_answer(stores, job_id, monkeypatch, make_follower):

@@ -251,7 +251,7 @@ def test_a_key_has_so_many_sessions(open_session, stores):
 
 @pytest.mark.usefixtures("worker")
 def test_a_revoked_key_ends_its_sessions(open_session, stores, database, api_key, monkeypatch):
-    monkeypatch.setattr(bridge, "PING_SECONDS", 0.05)
+    monkeypatch.setattr(bridge, "CHECK_SECONDS", 0.05)
     with open_session() as session:
         session.send(TRUE)
         session.recv(60)
@@ -260,6 +260,27 @@ def test_a_revoked_key_ends_its_sessions(open_session, stores, database, api_key
         stores.keys.clear()
         said, code = last(session)
     assert "revoked" in said["ended"]
+    assert code == 1008
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("role", ["viewer", None])
+def test_a_session_ends_when_its_key_loses_its_role_in_a_closed_project(
+    open_session, client, api_key, bob, job, monkeypatch, role
+):
+    project = f"/projects/{client.get(f'/jobs/{job.id}').json()['projectId']}"
+    assert client.patch(project, json={"closed": True}).json()["closed"]
+    client.put(f"{project}/members/{bob[0]}", json={"role": "maintainer"})
+    monkeypatch.setattr(bridge, "CHECK_SECONDS", 0.05)
+    with open_session() as session:
+        session.send(TRUE)
+        session.recv(60)
+        member = f"{project}/members/{api_key.split('_')[1]}"
+        changed = {"json": {"role": role}} if role else {}
+        answer = client.request("PUT" if role else "DELETE", member, headers=bob[1], **changed)
+        assert answer.status_code in {200, 204}, answer.text
+        said, code = last(session)
+    assert ("belongs to the API key" if role else "No such job") in said["ended"]
     assert code == 1008
 
 
