@@ -18,7 +18,6 @@ from core.errors import CredentialNotFound, SecretUnreadable
 from core.jobs.scheduling import port_allocations
 from core.jobs.spec.container_options import is_in_workspace
 from core.jobs.spec.job_spec import JobSpec
-from core.jobs.tracking import job_notes, trackers
 from core.security import credentials
 from core.security.encryption import Vault
 from core.settings import Settings
@@ -121,14 +120,6 @@ def default_environment(capabilities: Capabilities, shared: Path) -> dict[str, s
     storage = Path(base.STORAGE) if capabilities.mounts else shared
     caches = {name: str(storage / folder) for name, folder in base.CACHES.items()}
     return {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port), **(caches if capabilities.shared_storage else {})}
-
-
-def tracker_environment(database: Database, job: Job) -> dict[str, str]:
-    """Build the variables for the trackers that a job uses, which those of the job replace."""
-    if not job_notes.uses_tracker(job.spec):
-        return {}
-    with database.read() as session:
-        return trackers.variables(session, job)
 
 
 def service_environment(

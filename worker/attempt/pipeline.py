@@ -22,7 +22,7 @@ from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.nodes import PREPARED_PHASE
 from core.jobs.spec.image_options import DOCKERFILE
 from core.jobs.states import WAITING_PHASE, JobState
-from core.jobs.tracking import job_notes
+from core.jobs.tracking import job_notes, trackers
 from core.system.failpoints import failpoint
 from worker.attempt import job_environment, nodes
 from worker.attempt.control import AttemptControl, Detached
@@ -338,7 +338,7 @@ class AttemptRun:
             container=self.job.image or (spec.container if capabilities.containers else None),
             env=job_environment.default_environment(capabilities, storage)
             | nodes.node_environment(self.job, places.addresses)
-            | job_environment.tracker_environment(self._context.database, self.job)
+            | trackers.variables(self._context.database, self.job)
             | secrets.environment()
             | job_environment.service_environment(self.job, scratch, capabilities, gpus, storage, ports)
             | ({"GRADIENT_NODE_ADDRESSES": ",".join(places.addresses)} if places.addresses else {}),

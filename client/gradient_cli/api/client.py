@@ -323,6 +323,9 @@ class Api(SubmissionApi):
     def costs(self, by: str, days: int) -> dict[str, Any]:
         return self._transport.json("GET", "/costs", query={"by": by, "days": days}, needs="rows")
 
+    def costs_csv(self, by: str, days: int) -> Iterator[bytes]:
+        return self._transport.chunks(self._transport.open("GET", "/costs/csv", query={"by": by, "days": days}))
+
     def projects(self) -> dict[str, Any]:
         return self._transport.json("GET", "/projects", needs="projects")
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 
 from gradient_cli.arguments import connect
@@ -22,12 +21,10 @@ def show(args: argparse.Namespace) -> int:
     if args.csv and args.json:
         raise UsageError("csv and json: cannot be combined", hint="Give one of them.")
     api = connect(args)
-    costs = api.costs(args.by, args.days)
     if args.csv:
-        lines = csv.writer(sys.stdout, lineterminator="\n")
-        lines.writerow([args.by, "usd", "gpu_hours", "jobs"])
-        lines.writerows([row[name] for name in ("name", "cost", "gpuHours", "jobs")] for row in costs["rows"])
+        sys.stdout.write(b"".join(api.costs_csv(args.by, args.days)).decode())
         return OK
+    costs = api.costs(args.by, args.days)
     if args.json:
         return print_json(costs)
     rows = [

@@ -1,9 +1,10 @@
 """Budgets of projects, users and keys: setting them, what is left, and who waits for them."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import delete, func, literal, select
 from sqlalchemy.orm import Session
@@ -97,13 +98,20 @@ def check(session: Session, job: Job, count: int) -> None:
 
 def explain_waits(session: Session, jobs: Iterable[Job]) -> dict[str, str]:
     """Return why jobs wait for a ceiling or a budget, by id; jobs for which enough is left are left out."""
-    why: dict[str, str] = {}
     has_budgets = session.scalar(select(Budget.subject).limit(1)) is not None
+    alike: defaultdict[tuple[Any, ...], list[Job]] = defaultdict(list)
     for job in jobs:
-        if has_budgets or limits.ceilings_of(job):
-            fund, needed = limits.admit(session, [job])[2:4]
-            if fund is not None:
-                why[job.id] = _describe(session, fund, needed)
+        # Of its own ceiling a job has spent nothing before its first attempt.
+        shared = limits.set_of(job) if limits.ceilings_of(job) and (job.cost_set or job.attempt) else None
+        if has_budgets or shared is not None:
+            payers, options = (job.project_id, job.user_id, job.submitted_by), job.spec
+            caps = options.time_limit, options.max_cost, options.max_gpu_hours
+            alike[*payers, shared, *caps, job.price_per_hour, job.gpu_count].append(job)
+    why: dict[str, str] = {}
+    for same in alike.values():
+        fund, needed = limits.admit(session, same[:1])[2:4]
+        if fund is not None:
+            why |= dict.fromkeys([job.id for job in same], _describe(session, fund, needed))
     return why
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from core.db.database import Database
 from core.db.models.jobs import Event, Job
 from core.jobs.tracking import job_notes
 
@@ -14,15 +15,18 @@ _LINK = re.compile(rb"View run\b[^\r\n]{0,300}?(https?://[^\s\x1b\"'<>]{1,400}/r
 _LONGEST, _MOST_LINKS, _MOST_CLONES = 1000, 3, 100
 
 
-def variables(session: Session, job: Job) -> dict[str, str]:
+def variables(database: Database, job: Job) -> dict[str, str]:
     """Build the variables that those of the job replace: a run in W&B continues over attempts, and clones name its job.
 
     A run of MLflow has to exist on its server before a program can continue it, so its runs only get tags.
     """
+    if not job_notes.uses_tracker(job.spec):
+        return {}
     root, parent = job.id, job.parent_id
-    for _ in range(_MOST_CLONES):
-        if parent is not None:
-            root, parent = parent, session.scalar(select(Job.parent_id).where(Job.id == parent))
+    with database.read() as session:
+        for _ in range(_MOST_CLONES):
+            if parent is not None:
+                root, parent = parent, session.scalar(select(Job.parent_id).where(Job.id == parent))
     wandb, mlflow = (job_notes.uses_tracker(job.spec, (prefix,)) for prefix in (job_notes.WANDB, job_notes.MLFLOW))
     tags = {"WANDB_TAGS": root} if root != job.id else {}
     return {

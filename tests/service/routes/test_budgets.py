@@ -2,7 +2,7 @@
 
 import pytest
 from sqlalchemy import update
-from support.live_service import make_job_body
+from support.live_service import make_job_body, record_statements
 
 from core.db.database import now
 from core.db.models.jobs import Attempt, Job
@@ -41,6 +41,21 @@ def test_a_job_reserves_its_most_and_the_next_one_waits(client, worker, project)
     assert "when running jobs end or at" in waiting["message"]
     worker.end(job)
     assert worker.start().id == second["id"]
+
+
+def test_jobs_that_are_paid_alike_are_asked_about_once(client, worker, project, database):
+    worker.register()
+    project("1/total")
+    submit(client)
+    worker.start()
+    counts = []
+    for array in ("1-2", "1-40"):
+        submit(client, maxCost=0.5, array=array)
+        with record_statements(database) as asked:
+            jobs = client.get("/jobs", params={"state": "Pending"}).json()["jobs"]
+        assert {job["reason"] for job in jobs} == {"budget"}
+        counts.append(len(asked))
+    assert (len(jobs), counts[1] - counts[0] < 40) == (42, True), counts
 
 
 def test_without_a_limit_the_rest_of_the_budget_is_the_deadline(client, worker, project):

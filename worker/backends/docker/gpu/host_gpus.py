@@ -53,8 +53,8 @@ class GpuMonitor:
         """
         with self._lock:
             if self._query is None or (self._query.done() and (refresh or time.monotonic() >= self._next_query_at)):
-                self._query, self._queried_at = Future(), time.monotonic()
-                threading.Thread(target=self._run_query, args=(self._query,), name="nvidia", daemon=True).start()
+                self._queried_at = time.monotonic()
+                self._query = _begin(self._read_gpus)
             # Only the first callers wait for a driver that hangs.
             query, timeout = self._query, self._queried_at + DRIVER_TIMEOUT_SECONDS - time.monotonic()
         try:
@@ -62,16 +62,11 @@ class GpuMonitor:
         except TimeoutError:
             raise DriverTimeout(f"the driver has not answered for {DRIVER_TIMEOUT_SECONDS:.0f} seconds") from None
 
-    def _run_query(self, answer: Future[Reading]) -> None:
-        began = time.monotonic()
-        try:
-            gpus = nvml.read_gpus()
-        except BaseException as error:  # noqa: BLE001 - it is raised in the caller's thread
-            answer.set_exception(error)
-            return
+    def _read_gpus(self) -> Reading:
+        began, gpus = time.monotonic(), nvml.read_gpus()
         now = time.monotonic()
         self._next_query_at = now + max(PAUSE_SECONDS, PAUSE_FACTOR * (now - began))
-        answer.set_result(gpus)
+        return gpus
 
     def indices(self) -> tuple[str, ...]:
         """Return the indices of the GPUs, in the driver's order; empty without a driver, or with a silent one."""
@@ -157,8 +152,8 @@ class GpuMonitor:
         return f"{what}, by {_describe_processes(use.pids)}"
 
 
-def _query_driver(query: Callable[[], T]) -> T | None:
-    """Return the driver's answer; None if it refuses, or takes too long."""
+def _begin(query: Callable[[], T]) -> Future[T]:
+    """Ask the driver in a thread of its own."""
     answer: Future[T] = Future()
 
     def run() -> None:
@@ -168,8 +163,13 @@ def _query_driver(query: Callable[[], T]) -> T | None:
             answer.set_exception(error)
 
     threading.Thread(target=run, name="nvidia", daemon=True).start()
+    return answer
+
+
+def _query_driver(query: Callable[[], T]) -> T | None:
+    """Return the driver's answer; None if it refuses, or takes too long."""
     with contextlib.suppress(TimeoutError, pynvml.NVMLError):
-        return answer.result(DRIVER_TIMEOUT_SECONDS)
+        return _begin(query).result(DRIVER_TIMEOUT_SECONDS)
     return None
 
 
