@@ -92,10 +92,10 @@ def add_budgets(parser: argparse.ArgumentParser, more: str = "") -> None:
 
 
 def describe_budgets(budgets: list[dict[str, Any]]) -> str:
-    """Describe what is left of budgets: `$1.20 of $5.00 left this day`."""
+    """Describe what is left of budgets: `$1.20 of $5.00 left today`."""
     return "; ".join(
         f"{format_amount(budget['left'], budget['unit'])} of {format_amount(budget['amount'], budget['unit'])} left "
-        + ("in total" if budget["period"] == "total" else f"this {budget['period']}")
+        + {"day": "today", "month": "this month", "total": "in total"}[budget["period"]]
         for budget in budgets
     )
 

@@ -23,7 +23,7 @@ from core.jobs.states import OWNED, JobState
 
 CLAIMS = "claims"  # the turn of those who reserve
 _LEAST_SECONDS = 1.0  # for less an attempt is not begun
-_SLICE_SECONDS = 60.0  # that each of many jobs gets at least, if there is so much
+_SLICE_SECONDS = 60.0  # that each of many jobs gets at least, if there is so much or it can come
 _HOUR = 3600.0
 _PAYERS = ("project", "user", "key")
 _PERIODS = {"day": "daily", "month": "monthly", "total": "total"}
@@ -199,9 +199,11 @@ def admit(session: Session, jobs: Sequence[Job]) -> Admission:
     for fund in budgets_of(session, job):
         if not (rate := fund.rate(job) * len(jobs) / _HOUR):
             continue
-        most = (fund.amount - fund.spent(session) - fund.reserved(session)) / rate
-        if most < (longest or _LEAST_SECONDS):
-            return Admission(lacking=fund, needed=(longest or _LEAST_SECONDS) * rate)
+        held = fund.reserved(session)
+        most = (fund.amount - fund.spent(session) - held) / rate
+        least = longest or (_SLICE_SECONDS if held else _LEAST_SECONDS)  # of what is held some is free later
+        if most < least:
+            return Admission(lacking=fund, needed=least * rate)
         if longest is None and (seconds is None or most < seconds):
             seconds, limit = most, fund.text
     return Admission(seconds, limit)

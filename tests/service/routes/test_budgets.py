@@ -29,6 +29,8 @@ def test_a_job_reserves_its_most_and_the_next_one_waits(client, worker, project)
     assert [state["left"] for state in project("5/day").json()["budgets"]] == [5]
     first = submit(client, timeLimit=3600).json()
     second = submit(client, timeLimit=5400).json()
+    page = client.get("/ui/projects").text
+    assert "$5.00 of $5.00 left today" in page
     job = worker.start()
     assert job.id == first["id"]
     [state] = client.get(f"/projects/{first['projectId']}").json()["budgets"]
@@ -65,6 +67,16 @@ def test_without_a_limit_the_rest_of_the_budget_is_the_deadline(client, worker, 
     job = worker.start()
     assert job.run_seconds == pytest.approx(3600 / first["pricePerHour"], abs=5)
     assert "the total budget of project vision, $1.00" in job.run_limit
+
+
+def test_a_job_without_a_limit_waits_for_more_than_seconds(client, worker, project):
+    worker.register()
+    project("1/total")
+    submit(client, maxCost=0.97)
+    first, second = worker.start(), submit(client).json()["id"]
+    assert client.get(f"/jobs/{second}").json()["reason"] == "budget"
+    worker.end(first)
+    assert worker.start().id == second
 
 
 @pytest.mark.parametrize(
