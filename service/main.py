@@ -52,11 +52,12 @@ from service.routes import (
     tpus,
     workspaces,
 )
-from service.routes.credentials import keys, registries, secrets
+from service.routes.credentials import keys, registries, secrets, ssh_keys
 from service.routes.server import agent_tools, client_wheel, health, openapi_document, prometheus, workers
 from service.routes.templates import schedules, sweeps
 from service.routes.worker import claims as worker_claims
 from service.routes.worker import files, tunnel
+from service.ssh import endpoint
 from service.submission.schedules import run_due
 from service.submission.sweeps import advance_all
 from service.tensorboard import routes as tensorboards
@@ -76,6 +77,7 @@ ROUTE_MODULES = (
     secrets,
     registries,
     keys,
+    ssh_keys,
     notifications,
     tpus,
     costs,
@@ -174,6 +176,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         asyncio.create_task(loop(app_state))
         for loop in (_flush_key_usage_loop, _run_schedules_loop, _advance_sweeps_loop, _repair_loop, _notify_loop)
     ]
+    loops.append(asyncio.create_task(endpoint.serve(app_state)))
     app_state.siblings.start()
     try:
         yield

@@ -136,6 +136,10 @@ COMMANDS = {
     "completion": ("completion:add_completion", "print the completion script of bash, zsh or fish"),
     "login": ("account.login:add_login", "save the address of a server and an API key for it"),
     "whoami": ("account.keys:add_whoami", "show which server and API key is used, and what the key may do"),
+    "ssh-config": (
+        "account.ssh_config:add_ssh_config",
+        "let ssh, sftp and VS Code on this computer enter running jobs",
+    ),
     "mcp": ("mcp:add_mcp", "serve tools for agents, by the Model Context Protocol, on standard input and output"),
     "skill": ("", "tell agents how to use this client"),
     "skill install": ("skill:add_install", "write a skill for agents into this folder's .agents/skills"),

@@ -19,7 +19,7 @@ from core.settings.database import SQLITE, DatabaseSettings, sqlite_file
 from core.settings.docker import DockerSettings, ImageSettings
 from core.settings.group import SettingsGroup, require_host_and_port
 from core.settings.limits import LimitSettings, RetentionSettings
-from core.settings.network import EgressSettings, NotificationSettings, PortSettings, TensorBoardSettings
+from core.settings.network import EgressSettings, NotificationSettings, PortSettings, SshSettings, TensorBoardSettings
 from core.settings.slurm import SlurmSettings
 from core.settings.worker import (
     PROCESS_BACKEND,
@@ -153,6 +153,7 @@ class Settings(SettingsGroup, BaseSettings):
     notifications: NotificationSettings = NotificationSettings()
     exec: ExecSettings = ExecSettings()
     ports: PortSettings = PortSettings()
+    ssh: SshSettings = SshSettings()
     tensorboard: TensorBoardSettings = TensorBoardSettings()
     secrets: SecretSettings = SecretSettings()
     slurm: SlurmSettings = SlurmSettings()
@@ -222,9 +223,8 @@ class Settings(SettingsGroup, BaseSettings):
             port = parts.port or _PORTS.get(parts.scheme.partition("+")[0])
             if parts.hostname is not None and port is not None:
                 ports[port] = what
-        if self.tensorboard.port:
-            ports[self.tensorboard.port] = "TensorBoard"
-        return ports
+        ports |= {self.tensorboard.port: "TensorBoard", self.ssh.port: "its ssh endpoint"}
+        return {number: what for number, what in ports.items() if number}
 
     @property
     def public_url(self) -> str:

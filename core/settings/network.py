@@ -1,4 +1,4 @@
-"""Outgoing connections of jobs, ports of jobs, and TensorBoard, which is opened beside them."""
+"""Outgoing connections of jobs, ports of jobs, the ssh endpoint, and TensorBoard, which is opened beside them."""
 
 from pydantic import Field
 
@@ -42,6 +42,13 @@ class PortSettings(SettingsGroup):
         le=65_535,
         description="last host port for jobs that do not name one; below GRADIENT_PORTS__RANGE_START: no such ports",
     )
+
+
+class SshSettings(SettingsGroup):
+    """The ssh endpoint for running jobs (docs/ssh.md), which the first of the API's processes serves."""
+
+    bind: str = Field(default="127.0.0.1", description="address on this host at which the ssh endpoint listens")
+    port: int = Field(default=2222, ge=0, le=65_535, description="port of the ssh endpoint; 0: there is none")
 
 
 class TensorBoardSettings(SettingsGroup):

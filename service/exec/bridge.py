@@ -10,13 +10,19 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocketDisconnect
 
+from core.db.models.jobs import Job
 from core.errors import GradientError, JobNotEnterable, StoreUnavailable
-from core.jobs.exec import channel
+from core.ids import new_id
+from core.jobs.exec import audit, channel
+from core.jobs.exec.audit import ExecSession
 from core.settings import Settings
+from service.app_state import AppState
+from service.auth.authentication import Principal
 
 _CONNECT_SECONDS = 10.0
 _START_SECONDS = 60.0
@@ -77,18 +83,20 @@ class WorkerChannel:
 
 
 class Bridge:
+    """Passes a session on. `check`: raises `GradientError` once the client may no longer be there."""
+
     def __init__(
         self,
-        websocket: WebSocket,
+        websocket: Any,  # noqa: ANN401 - a WebSocket, or what has four of its methods
         worker: WorkerChannel,
-        check_key: Callable[[], Awaitable[object]],
+        check: Callable[[], Awaitable[object]],
         *,
         ends_when_idle: bool = True,
     ) -> None:
         self._websocket = websocket
         self._worker = worker
         self._ends_when_idle = ends_when_idle
-        self._check_key = check_key
+        self._check = check
         self._active_at = time.monotonic()
         self._result: str | None = None  # end of the session, if not by its client
 
@@ -140,7 +148,7 @@ class Bridge:
         return self._result
 
     async def _watch(self) -> str:
-        """End the session at its limits, and when its key is no longer valid."""
+        """End the session at its limits, and when its client may no longer be there."""
         ends_at = time.monotonic() + MAX_SECONDS
         while True:
             now = time.monotonic()
@@ -152,7 +160,7 @@ class Bridge:
             await asyncio.sleep(min(CHECK_SECONDS, ends_at - now, idle_at - now))
             try:
                 with suppress(StoreUnavailable):  # the next check may succeed
-                    await self._check_key()
+                    await self._check()
             except GradientError as error:
                 return await self._end(error.message)
 
@@ -164,6 +172,59 @@ class Bridge:
         return text
 
     async def _close(self, last: dict[str, Any], code: int = _NORMAL) -> None:
-        if self._websocket.application_state is WebSocketState.CONNECTED:
-            await self._websocket.send_text(json.dumps(last))
-            await self._websocket.close(code)
+        await self._websocket.send_text(json.dumps(last))
+        await self._websocket.close(code)
+
+
+class Session:
+    """A session of a caller in a job. `check`: see `Bridge`; None: the caller's key has to be valid."""
+
+    def __init__(
+        self,
+        app_state: AppState,
+        caller: Principal,
+        job: Job,
+        action: str,
+        check: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        self._app_state = app_state
+        self._job = job
+        self._record = ExecSession(new_id("e"), caller.id, caller.name, action)
+        self._check = check or partial(app_state.lanes.urgent.run, app_state.keys.get, caller.id)
+        self._result = "the service failed"
+
+    async def run(self, websocket: Any, request: dict[str, Any], *, ends_when_idle: bool = True) -> None:  # noqa: ANN401 - as for `Bridge`
+        async with self.recorded():
+            await self.connect(websocket, request, ends_when_idle=ends_when_idle)
+
+    @asynccontextmanager
+    async def recorded(self) -> AsyncIterator[None]:
+        """Record the session in the job's events: at the start of the block, and with its result at the end."""
+        await self._write(audit.record_opened)
+        began = time.monotonic()
+        try:
+            yield
+        except GradientError as error:
+            self._result = f"refused: {error.message}"
+            raise
+        finally:
+            seconds = time.monotonic() - began
+            with suppress(StoreUnavailable):  # its beginning is recorded
+                await self._write(partial(audit.record_closed, result=self._result, seconds=seconds))
+
+    async def connect(self, websocket: Any, request: dict[str, Any], *, ends_when_idle: bool = True) -> None:  # noqa: ANN401 - as for `Bridge`
+        """Connect client and worker until one of them ends."""
+        job, record = self._job, self._record
+        async with connect_worker(self._app_state.settings, job.worker or "") as worker:
+            await worker.start(
+                {"session": record.id, "key": record.key_id, "job": job.id, "lease": job.lease, **request}
+            )
+            await websocket.send_text(json.dumps({"started": record.id}))
+            self._result = await Bridge(websocket, worker, self._check, ends_when_idle=ends_when_idle).run()
+
+    async def _write(self, record: Any) -> None:  # noqa: ANN401 - a function of `audit`
+        def write() -> None:
+            with self._app_state.database.write() as session:
+                record(session, self._job, self._record)
+
+        await self._app_state.lanes.changing.run(write)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import select, update
 
 from core.db.models.jobs import Job, PortAllocation
-from core.errors import GradientError, JobNotEnterable, StoreUnavailable
+from core.errors import GradientError, StoreUnavailable
 from core.ids import new_id
 from core.jobs.exec import audit, channel
 from service.app_state import AppState
@@ -27,8 +27,9 @@ class _Link(NamedTuple):
     internal: int
     port: int
 
-    def request(self, **more: object) -> dict[str, object]:
-        return {"session": new_id("e"), "key": "", "job": self.job_id, "lease": self.lease, **more}
+    def request(self) -> dict[str, object]:
+        session = {"session": new_id("e"), "key": "", "job": self.job_id, "lease": self.lease}
+        return {**session, "port": self.internal, "direct": True}
 
 
 class PortLinks:
@@ -70,24 +71,18 @@ class PortLinks:
         return {_Link(*row) for row in rows}
 
     async def _open(self, link: _Link) -> None:
-        """Listen until the job ends; if that cannot be, return, to be tried again."""
-        settings = self._app_state.settings
-        request = link.request(port=link.internal)
-        with suppress(JobNotEnterable):
-            async with connect_worker(settings, self._worker) as session:
-                await session.start(request)
-                connect = partial(self._connect, link, str(request["session"]))
-                try:
-                    server = await asyncio.start_server(connect, settings.ports.bind, link.port)
-                except OSError as error:
-                    if link not in self._refused:
-                        logger.warning("port_link_not_opened", extra={"job_id": link.job_id, "why": str(error)})
-                    self._refused.add(link)
-                    return
-                async with server:
-                    await self._app_state.lanes.changing.run(self.publish, link)
-                    while await session.receive() is not None:
-                        pass
+        """Listen until this is cancelled; if that cannot be, return, to be tried again."""
+        try:
+            connect = partial(self._connect, link)
+            server = await asyncio.start_server(connect, self._app_state.settings.ports.bind, link.port)
+        except OSError as error:
+            if link not in self._refused:
+                logger.warning("port_link_not_opened", extra={"job_id": link.job_id, "why": str(error)})
+            self._refused.add(link)
+            return
+        async with server:
+            await self._app_state.lanes.changing.run(self.publish, link)
+            await asyncio.Event().wait()
 
     def publish(self, link: _Link) -> None:
         of_attempt = PortAllocation.job_id == link.job_id, PortAllocation.attempt == link.attempt
@@ -95,15 +90,13 @@ class PortLinks:
         with self._app_state.database.write() as session:
             session.execute(of_link.values(address=self._app_state.settings.ports_host))
 
-    async def _connect(
-        self, link: _Link, session_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _connect(self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with (
                 self._app_state.limits.exec_connections.slot(link.job_id),
                 connect_worker(self._app_state.settings, self._worker) as worker,
             ):
-                await worker.start(link.request(parent=session_id))
+                await worker.start(link.request())
                 sending = asyncio.create_task(_send(reader, worker))
                 try:
                     await _receive(worker, writer)

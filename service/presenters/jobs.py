@@ -51,6 +51,7 @@ from service.schemas.jobs import (
     UsageView,
 )
 from service.schemas.projects import ProjectView
+from service.ssh.endpoint import job_url
 
 _PUBLIC_STATES = {
     JobState.QUEUED: "Pending",
@@ -246,6 +247,7 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
         comparisons=_comparison_views(context.comparisons, settings),
         stop_requested=job.stop_requested_at is not None,
         url=f"{settings.public_url}/ui/jobs/{job.id}",
+        ssh_url=job_url(job, settings),
     )
 
 

@@ -4,31 +4,23 @@ Authentication is by a key in a header alone: a page of another site can send ne
 """
 
 import asyncio
-import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import WebSocket
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.websockets import WebSocketDisconnect
 
 from core.db.models.jobs import Job
-from core.errors import ExecDisabled, GradientError, SpecInvalid, StoreUnavailable
-from core.ids import new_id
+from core.errors import ExecDisabled, GradientError, SpecInvalid
 from core.jobs.exec import audit
-from core.jobs.exec.audit import ExecSession
 from service.app_state import AppState
-from service.auth.authentication import Caller, Principal, authorization
-from service.auth.ownership import require_owner
+from service.auth.authentication import Caller
 from service.deps import AppStateDep
-from service.exec.bridge import Bridge, connect_worker
+from service.exec.bridge import Session
 from service.http.routing import api_router
 from service.schemas.base import check_texts
-
-logger = logging.getLogger(__name__)
 
 router = api_router(prefix="/jobs", tags=["exec"])
 
@@ -47,7 +39,7 @@ async def run_in_job(websocket: WebSocket, app_state: AppStateDep, caller: Calle
         action = audit.describe_command(wanted.command, tty=terminal is not None)
         size = (terminal.rows, terminal.columns, terminal.term) if terminal else None
         request = {"command": wanted.command, "terminal": size}
-        await _Session(websocket, app_state, caller, job, action).run(request)
+        await Session(app_state, caller, job, action).run(websocket, request)
 
 
 @router.websocket("/{job_id}/forward")
@@ -55,8 +47,8 @@ async def forward_port(websocket: WebSocket, app_state: AppStateDep, caller: Cal
     """Open a port session: connections to one port of a job may be made until it ends."""
     port = parse_port(websocket.query_params.get("port"))
     async with _entering(websocket, app_state, app_state.limits.exec_sessions.slot(caller.id), job_id) as job:
-        session = _Session(websocket, app_state, caller, job, f"connections to port {port}")
-        await session.run({"port": port}, ends_when_idle=False)  # its connections are idle or not
+        session = Session(app_state, caller, job, f"connections to port {port}")
+        await session.run(websocket, {"port": port}, ends_when_idle=False)  # its connections are idle or not
 
 
 @router.websocket("/{job_id}/forward/{session_id}")
@@ -65,7 +57,7 @@ async def connect_to_port(
 ) -> None:
     """Make a connection of a port session."""
     async with _entering(websocket, app_state, app_state.limits.exec_connections.slot(caller.id), job_id) as job:
-        await _Session(websocket, app_state, caller, job, "connection").connect({"parent": session_id})
+        await Session(app_state, caller, job, "connection").connect(websocket, {"parent": session_id})
 
 
 @asynccontextmanager
@@ -92,52 +84,6 @@ def _find_job(app_state: AppState, job_id: str) -> Job:
     check_texts(job_id, "jobId")
     with app_state.database.read() as session:
         return audit.enterable_job(session, job_id)
-
-
-class _Session:
-    def __init__(self, websocket: WebSocket, app_state: AppState, caller: Principal, job: Job, action: str) -> None:
-        self._websocket = websocket
-        self._app_state = app_state
-        self._caller = caller
-        self._job = job
-        self._record = ExecSession(new_id("e"), caller.id, caller.name, action)
-
-    async def run(self, request: dict[str, Any], *, ends_when_idle: bool = True) -> None:
-        """Run the session, and record it in the job's events."""
-        await self._write(audit.record_opened)
-        began, result = time.monotonic(), "the service failed"
-        try:
-            result = await self.connect(request, ends_when_idle=ends_when_idle)
-        except GradientError as error:
-            result = f"refused: {error.message}"
-            raise
-        finally:
-            seconds = time.monotonic() - began
-            with suppress(StoreUnavailable):  # its beginning is recorded
-                await self._write(partial(audit.record_closed, result=result, seconds=seconds))
-
-    async def connect(self, request: dict[str, Any], *, ends_when_idle: bool = True) -> str:
-        """Connect client and worker until one of them ends; return the result."""
-        job, record, app_state = self._job, self._record, self._app_state
-        async with connect_worker(app_state.settings, job.worker or "") as worker:
-            await worker.start(
-                {"session": record.id, "key": record.key_id, "job": job.id, "lease": job.lease, **request}
-            )
-            await self._websocket.send_json({"started": record.id})
-            check_key = partial(app_state.lanes.urgent.run, self._check_rights)
-            return await Bridge(self._websocket, worker, check_key, ends_when_idle=ends_when_idle).run()
-
-    def _check_rights(self) -> None:
-        authorization(self._app_state, self._caller, [self._job.id])()
-        with self._app_state.database.read() as session:
-            require_owner(session, self._app_state, self._caller, self._job.id)
-
-    async def _write(self, record: Any) -> None:  # noqa: ANN401 - a function of `audit`
-        def write() -> None:
-            with self._app_state.database.write() as session:
-                record(session, self._job, self._record)
-
-        await self._app_state.lanes.changing.run(write)
 
 
 class ExecTerminal(BaseModel):

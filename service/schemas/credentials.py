@@ -106,3 +106,19 @@ class CreatedKey(KeyView):
     """A new API key."""
 
     api_key: str = Field(description="the key itself, which is not stored and is returned only once")
+
+
+class AddSshKeys(RequestModel):
+    """Public keys of ssh, to act with the caller's API key."""
+
+    public_keys: LimitedList[str] = Field(min_length=1, max_length=50, description="lines of .pub files")
+    replace: bool = Field(default=False, description="whether other ssh keys of the API key are removed")
+
+
+class SshAccess(View):
+    """The ssh endpoint."""
+
+    host: str
+    port: int
+    host_key: str = Field(description="its public key, as in a .pub file")
+    fingerprints: list[str] = Field(description="those of the keys, as `ssh-keygen -l` prints them")

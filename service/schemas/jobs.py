@@ -268,6 +268,7 @@ class JobView(ViewOptions, View):
     )
     stop_requested: bool
     url: str = Field(description="address of the job's page")
+    ssh_url: str | None = Field(description="address at which ssh enters the job; null: it cannot be entered now")
 
 
 class TemplateView(ViewOptions, View):

@@ -47,7 +47,12 @@ def wait_until(condition: Callable[[], Any], description: str, seconds: float = 
 
 # Jobs of most tests read and write files of the test; test_job_sandbox.py is about sandboxes.
 # Few of them need packages, which take a minute to install.
-PLAIN_JOBS = {"GRADIENT_PROCESS__SANDBOX": "off", "GRADIENT_ENVIRONMENTS__DEFAULT": "[]"}
+# The port of the ssh endpoint is one for the whole machine.
+PLAIN_JOBS = {
+    "GRADIENT_PROCESS__SANDBOX": "off",
+    "GRADIENT_ENVIRONMENTS__DEFAULT": "[]",
+    "GRADIENT_SSH__PORT": "0",
+}
 
 # The user of a namespace of its own, who may do nothing that root may: the rest of the machine is as it is.
 ORDINARY = (

@@ -74,7 +74,7 @@ class JobSessions:
         with self._lock:
             opened = self._jobs.get(job_id)
             sessions = list(opened.sessions.values()) if opened is not None else []
-        return any(session.parent is not None or session.port is None for session in sessions)
+        return any(session.stream is not None for session in sessions)
 
     @contextmanager
     def session(self, request: dict[str, Any], session: Session) -> Iterator[Job]:

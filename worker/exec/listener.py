@@ -101,7 +101,7 @@ class ExecListener:
             raise ExecRefused(f"The backend {job.backend!r} does not support exec sessions.")
         if session.port is None:
             return backend.run_in_job(handle, ExecRequest.of(request))
-        if session.parent is None:
+        if session.parent is None and not request.get("direct"):
             return None
         return backend.connect_to_job(handle, session.port, session.id)
 

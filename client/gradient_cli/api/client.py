@@ -399,6 +399,9 @@ class Api(SubmissionApi):
     def revoke_key(self, key_id: str) -> None:
         self._transport.json("DELETE", f"/keys/{quote(key_id, safe='')}")
 
+    def add_ssh_keys(self, keys: dict[str, Any]) -> dict[str, Any]:
+        return self._transport.json("POST", "/ssh-keys", body=keys, needs="hostKey")
+
     def notifications(self, method: str, *names: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         path = "/".join(["/notifications", *(quote(name, safe="") for name in names)])
         return self._transport.json(method, path, body=body)

@@ -130,3 +130,13 @@ class ApiKey(Base):
     expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)  # time of expiry; None: never
     rights: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))  # as `KeyRights.stored`
     last_address: Mapped[str | None] = mapped_column(String(64))  # of the client that used it last
+
+
+class SshKey(Base):
+    """A public key with which whoever has an API key also signs in by ssh."""
+
+    __tablename__ = "ssh_keys"
+
+    fingerprint: Mapped[str] = mapped_column(String(64), primary_key=True)  # as `ssh-keygen -l` prints it: SHA256:…
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"), primary_key=True, index=True)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)

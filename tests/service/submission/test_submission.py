@@ -26,6 +26,7 @@ from support.live_service import (
 from core.settings import QueueSettings, Settings
 from core.settings.api import ApiSettings
 from core.settings.database import DatabaseSettings
+from core.settings.network import SshSettings
 from service.main import create_app
 
 
@@ -344,12 +345,15 @@ def test_a_job_cannot_have_the_ports_that_the_service_needs(settings, database, 
 
 def test_the_services_own_ports_are_those_of_its_settings():
     def ports(database=None, broker=None):
-        made = Settings(database=DatabaseSettings(url=database), queue=QueueSettings(broker_url=broker))
+        made = Settings(
+            ssh=SshSettings(port=0), database=DatabaseSettings(url=database), queue=QueueSettings(broker_url=broker)
+        )
         return {port: what for port, what in made.own_ports.items() if port != made.api.port}
 
     assert ports("postgresql+psycopg://u:p@db/x", "redis://h/0") == {5432: "its database", 6379: "its broker"}
     assert ports("postgresql://u:p@db:6000/x", "rediss://h:6001/0") == {6000: "its database", 6001: "its broker"}
     assert ports("sqlite:////tmp/x") == {}
+    assert Settings(ssh=SshSettings(port=2222)).own_ports[2222] == "its ssh endpoint"
 
 
 def test_a_submission_is_five_statements(client, database):

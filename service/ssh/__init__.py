@@ -1,0 +1,1 @@
+"""The ssh endpoint: users enter running jobs with the programs of OpenSSH."""
