@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from starlette.websockets import WebSocketDisconnect
 
@@ -31,6 +31,7 @@ CHECK_SECONDS = 4.0  # seconds between checks of its key and rights
 IDLE_SECONDS = 3600.0  # without input and output after which a session ends
 MAX_SECONDS = 43_200.0  # after which a session ends
 _NORMAL, _POLICY = 1000, 1008
+Check: TypeAlias = Callable[[], Awaitable[object]]
 
 
 @asynccontextmanager
@@ -89,7 +90,7 @@ class Bridge:
         self,
         websocket: Any,  # noqa: ANN401 - a WebSocket, or what has four of its methods
         worker: WorkerChannel,
-        check: Callable[[], Awaitable[object]],
+        check: Check,
         *,
         ends_when_idle: bool = True,
     ) -> None:
@@ -180,12 +181,7 @@ class Session:
     """A session of a caller in a job. `check`: see `Bridge`; None: the caller's key has to be valid."""
 
     def __init__(
-        self,
-        app_state: AppState,
-        caller: Principal,
-        job: Job,
-        action: str,
-        check: Callable[[], Awaitable[object]] | None = None,
+        self, app_state: AppState, caller: Principal, job: Job, action: str, check: Check | None = None
     ) -> None:
         self._app_state = app_state
         self._job = job

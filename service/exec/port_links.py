@@ -27,10 +27,6 @@ class _Link(NamedTuple):
     internal: int
     port: int
 
-    def request(self) -> dict[str, object]:
-        session = {"session": new_id("e"), "key": "", "job": self.job_id, "lease": self.lease}
-        return {**session, "port": self.internal, "direct": True}
-
 
 class PortLinks:
     """Opens the ports of one worker's jobs here, those whose links lead to no address of the worker's host."""
@@ -96,7 +92,8 @@ class PortLinks:
                 self._app_state.limits.exec_connections.slot(link.job_id),
                 connect_worker(self._app_state.settings, self._worker) as worker,
             ):
-                await worker.start(link.request())
+                session = {"session": new_id("e"), "key": "", "job": link.job_id, "lease": link.lease}
+                await worker.start({**session, "port": link.internal, "direct": True})
                 sending = asyncio.create_task(_send(reader, worker))
                 try:
                     await _receive(worker, writer)

@@ -121,4 +121,3 @@ class SshAccess(View):
     host: str
     port: int
     host_key: str = Field(description="its public key, as in a .pub file")
-    fingerprints: list[str] = Field(description="those of the keys, as `ssh-keygen -l` prints them")

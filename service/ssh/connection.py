@@ -35,7 +35,6 @@ _SECONDS = 30  # for a login, and between signs of life
 _NAME = re.compile(r"[a-z0-9]{1,16}(\.[0-9]{1,9})?\Z")
 _TERM = re.compile(r"[A-Za-z0-9._+-]{1,64}\Z")
 _SHELL = "if command -v bash >/dev/null 2>&1; then exec bash; else exec sh; fi"
-_FAILED = 255  # exit code of ssh itself
 _SFTP = """
 for folder in /usr/lib/openssh /usr/libexec/openssh /usr/lib/ssh /usr/libexec; do
     [ ! -x $folder/sftp-server ] || exec $folder/sftp-server
@@ -109,7 +108,6 @@ class _Server(asyncssh.SSHServer):
         self._app_state = app_state
         self._recorded: set[int] = set()
         self._ports = AsyncExitStack()  # the records of what goes to ports
-        self._closed = asyncio.Event()
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._connection = conn
@@ -117,10 +115,8 @@ class _Server(asyncssh.SSHServer):
         if len(_connections) > _MAX_CONNECTIONS:
             conn.abort()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        del exc
+    def connection_lost(self, *_: object) -> None:
         _connections.discard(self)
-        self._closed.set()
 
     def public_key_auth_supported(self) -> bool:
         return True
@@ -148,9 +144,9 @@ class _Server(asyncssh.SSHServer):
     async def _watch(self) -> None:
         """End the connection once its key or its job is no longer there."""
         async with self._ports:
-            while not self._closed.is_set():
+            while not self._connection.is_closed():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._closed.wait(), PING_SECONDS)
+                    await asyncio.wait_for(self._connection.wait_closed(), PING_SECONDS)
                 try:
                     with suppress(StoreUnavailable, HTTPException):  # the next check may succeed
                         await self._enter()
@@ -175,8 +171,7 @@ class _Server(asyncssh.SSHServer):
             await peer.send_text(json.dumps({"ended": error.message}))
         await peer.close()
 
-    def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> Any:  # noqa: ANN401 - a function
-        del orig_host, orig_port
+    def connection_requested(self, dest_host: str, dest_port: int, *_: object) -> Any:  # noqa: ANN401 - a function
         if dest_host not in {"localhost", "127.0.0.1", "::1"}:
             text = "Only ports of the job itself are reached, as localhost."
             raise asyncssh.ChannelOpenError(asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED, text)
@@ -200,9 +195,8 @@ class _Command(SSHServerStreamSession[bytes]):
 
     def session_started(self) -> None:
         """Start the command: the method of the base class would serve sftp from the files of this machine."""
-        run: Any = self._session_factory
-        conn: Any = self._conn
-        of: Any = self._chan
+        parts: tuple[Any, ...] = self._conn, self._chan, self._session_factory
+        conn, of, run = parts
         outputs = [asyncssh.SSHWriter[bytes](self, of, kind) for kind in (None, asyncssh.EXTENDED_DATA_STDERR)]
         conn.create_task(run(asyncssh.SSHReader[bytes](self, of), *outputs))
 
@@ -242,13 +236,12 @@ class _Peer:
 
     async def send_text(self, data: str) -> None:
         message = json.loads(data)
-        self._code = message.get("exit", _FAILED)
+        self._code = message.get("exit", 255)  # as of ssh itself
         if "ended" in message:
             with suppress(OSError):
                 await self.send_bytes(bytes([channel.STDERR]) + f"{message['ended']}\r\n".encode())
 
-    async def close(self, code: int = 0) -> None:
-        del code
+    async def close(self, *_: object) -> None:
         _, writer, *rest = self._streams
         if rest and not writer.is_closing():
             writer.channel.exit(self._code)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -44,11 +45,7 @@ async def serve(app_state: AppState) -> None:
     """Serve the endpoint until this is cancelled, in the first of the API's processes."""
     if app_state.siblings.number != FIRST or unavailable(app_state.settings):
         return
-
-    def accept() -> asyncio.Protocol:
-        protocol: asyncio.Protocol = import_module("service.ssh.connection").accept(app_state)
-        return protocol
-
+    accept: Callable[[], asyncio.Protocol] = lambda: import_module("service.ssh.connection").accept(app_state)  # noqa: E731
     loop, address, refused = asyncio.get_running_loop(), app_state.settings.ssh, False
     while True:
         try:

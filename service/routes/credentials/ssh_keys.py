@@ -40,4 +40,4 @@ def add_ssh_keys(
         session.add(SshKey(fingerprint=new, key_id=caller.id, created_at=now()))
         record_change(session, "ssh_key_added", new)
     public = connection.host_key(settings).export_public_key().decode().strip()
-    return SshAccess(host=host(settings), port=settings.ssh.port, host_key=public, fingerprints=fingerprints)
+    return SshAccess(host=host(settings), port=settings.ssh.port, host_key=public)

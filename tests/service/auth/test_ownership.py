@@ -52,6 +52,7 @@ OF_SEVERAL = {"act_on_jobs"}
 """Routes that change several jobs, and answer for each."""
 OTHER = {
     "call_tools",
+    "add_ssh_keys",
     "change_views",
     "choose_columns",
     "compare_jobs",
