@@ -22,7 +22,8 @@ from core.jobs.exec import audit, channel
 from core.jobs.exec.audit import ExecSession
 from core.settings import Settings
 from service.app_state import AppState
-from service.auth.authentication import Principal
+from service.auth.authentication import Principal, authorization
+from service.auth.ownership import require_owner
 
 _CONNECT_SECONDS = 10.0
 _START_SECONDS = 60.0
@@ -178,15 +179,16 @@ class Bridge:
 
 
 class Session:
-    """A session of a caller in a job. `check`: see `Bridge`; None: the caller's key has to be valid."""
+    """A session of a caller in a job. `check`: see `Bridge`; by default, of the caller's key and rights."""
 
     def __init__(
         self, app_state: AppState, caller: Principal, job: Job, action: str, check: Check | None = None
     ) -> None:
         self._app_state = app_state
+        self._caller = caller
         self._job = job
         self._record = ExecSession(new_id("e"), caller.id, caller.name, action)
-        self._check = check or partial(app_state.lanes.urgent.run, app_state.keys.get, caller.id)
+        self._check = check or partial(app_state.lanes.urgent.run, self._check_rights)
         self._result = "the service failed"
 
     async def run(self, websocket: Any, request: dict[str, Any], *, ends_when_idle: bool = True) -> None:  # noqa: ANN401 - as for `Bridge`
@@ -217,6 +219,11 @@ class Session:
             )
             await websocket.send_text(json.dumps({"started": record.id}))
             self._result = await Bridge(websocket, worker, self._check, ends_when_idle=ends_when_idle).run()
+
+    def _check_rights(self) -> None:
+        authorization(self._app_state, self._caller, [self._job.id])()
+        with self._app_state.database.read() as session:
+            require_owner(session, self._app_state, self._caller, self._job.id)
 
     async def _write(self, record: Any) -> None:  # noqa: ANN401 - a function of `audit`
         def write() -> None:

@@ -20,10 +20,11 @@ from core.errors import GradientError, JobNotFound, KeyRefused, SpecInvalid, Sto
 from core.jobs import queries
 from core.jobs.exec import audit, channel
 from core.security.key_rights import KeyRights
+from core.security.visibility import seeing_as
 from core.settings import Settings
 from core.system.filesystem import write_atomically
 from service.app_state import AppState
-from service.auth.authentication import Principal
+from service.auth.authentication import Principal, viewer_of
 from service.auth.ownership import require_owner
 from service.exec.bridge import PING_SECONDS, Session
 
@@ -95,7 +96,8 @@ def _find(app_state: AppState, name: str, of: str, *, to_enter: bool) -> tuple[P
                 if not KeyRights.of(key.rights).allows("submit"):
                     raise KeyRefused(f"The API key {key.id} may only read.")
                 caller = Principal(key.id, key.name)
-                require_owner(session, app_state, caller, job.id)
+                with seeing_as(viewer_of(app_state, key.id)):
+                    require_owner(session, app_state, caller, queries.get(session, job.id).id)
             except GradientError as error:
                 refusal = error
             else:

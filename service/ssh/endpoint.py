@@ -45,7 +45,7 @@ async def serve(app_state: AppState) -> None:
     """Serve the endpoint until this is cancelled, in the first of the API's processes."""
     if app_state.siblings.number != FIRST or unavailable(app_state.settings):
         return
-    accept: Callable[[], asyncio.Protocol] = lambda: import_module("service.ssh.connection").accept(app_state)  # noqa: E731
+    accept: Callable[[], asyncio.Protocol] = lambda: import_module("service.ssh.connection").accept(app_state)  # noqa: E731 - of the first connection
     loop, address, refused = asyncio.get_running_loop(), app_state.settings.ssh, False
     while True:
         try:

@@ -292,6 +292,24 @@ def test_nobody_else_enters_or_learns_which_jobs_there_are(person, service, job_
 
 
 @pytest.mark.usefixtures("sandbox_only")
+def test_a_key_enters_its_own_jobs_in_projects_that_it_sees(service, tmp_path):
+    dora = Person(service, tmp_path / "dora", name="dora")
+    headers = {"x-api-key": dora.variables["GRADIENT_API_KEY"]}
+    project = service.request("POST", "/projects", json={"name": "closed later"}).json()["id"]
+    body = {"machineType": "CPU", "command": "sleep 600", "projectId": project}
+    job_id = service.request("POST", "/jobs", headers=headers, json=body).json()["id"]
+    wait_until(lambda: dora.enters(job_id), "her job to be entered")
+    with dora.started(job_id, "echo ready; sleep 600") as client:
+        assert client.stdout.readline() == b"ready\n"
+        service.request("PATCH", f"/projects/{project}", json={"closed": True})
+        assert client.wait(TIMEOUT_SECONDS) == 255
+    for role, entered in ((None, False), ("viewer", False), ("submitter", True)):
+        if role is not None:
+            service.request("PUT", f"/projects/{project}/members/{dora.key_id}", json={"role": role})
+        assert dora.enters(job_id) is entered
+
+
+@pytest.mark.usefixtures("sandbox_only")
 @pytest.mark.parametrize("how", ["revoked", "replaced"])
 def test_connections_end_with_their_key(service, job_id, how, tmp_path):
     admin = Person(service, tmp_path / "admin", name="carol", scope="admin")
@@ -316,6 +334,27 @@ def test_a_node_is_entered_by_its_rank(person, service):
     wait_until(lambda: person.enters(f"{array_id}.1"), "its second node")
     ranks = [person.run(name, "echo $RANK").stdout for name in (array_id, f"{array_id}.0", f"{array_id}.1")]
     assert ranks == [b"0\n", b"0\n", b"1\n"]
+
+
+@pytest.mark.usefixtures("sandbox_only")
+def test_one_process_has_the_port_and_the_next_server_takes_it_over(tmp_path):
+    port = free_port()
+    first, second = (Deployment(tmp_path / name, GRADIENT_SSH__PORT=str(port)) for name in ("first", "second"))
+
+    def host_key():
+        scanned = subprocess.run(["ssh-keyscan", "-p", str(port), "127.0.0.1"], capture_output=True, check=False)
+        return scanned.stdout.decode().strip().partition(" ")[2]
+
+    try:
+        first.start_api(GRADIENT_API__PROCESSES="2")
+        before = wait_until(host_key, "the first server to have the port")
+        second.start_api(GRADIENT_API__PROCESSES="2")
+        wait_until(lambda: "ssh_not_available" in second.processes[0].read_log(), "the second server to say so")
+        first.stop()
+        wait_until(lambda: host_key() not in {before, ""}, "the second server to have the port")
+    finally:
+        first.stop()
+        second.stop()
 
 
 @pytest.mark.usefixtures("sandbox_only")

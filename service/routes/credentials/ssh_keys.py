@@ -35,8 +35,8 @@ def add_ssh_keys(
     fingerprints = [connection.fingerprint(line) for line in body.public_keys]
     if body.replace:
         session.execute(delete(SshKey).where(SshKey.key_id == caller.id))
-    known = session.scalars(select(SshKey.fingerprint).where(SshKey.key_id == caller.id)).all()
-    for new in sorted(set(fingerprints) - set(known)):
+    stored = session.scalars(select(SshKey.fingerprint).where(SshKey.key_id == caller.id)).all()
+    for new in sorted(set(fingerprints) - set(stored)):
         session.add(SshKey(fingerprint=new, key_id=caller.id, created_at=now()))
         record_change(session, "ssh_key_added", new)
     public = connection.host_key(settings).export_public_key().decode().strip()

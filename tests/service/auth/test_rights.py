@@ -90,6 +90,7 @@ BODIES = {
     "set_registry": lambda _ids: {"username": "u", "password": "p"},
     "save_receiver": lambda _ids: {"url": "https://example.org"},
     "create_key": lambda _ids: {"name": "mine"},
+    "add_ssh_keys": lambda _ids: {"publicKeys": ["x"]},
     "submit_schedule": lambda ids: {**submission(ids), "cron": "0 3 * * *"},
     "submit_sweep": lambda ids: {**submission(ids), "space": {"a": "1,2"}, "method": "grid"},
     "submit_comparison": lambda ids: {**submission(ids), "machineType": "CPU", "repeats": 2},

@@ -33,9 +33,8 @@ def ssh_config(args: argparse.Namespace) -> int:
         *(f'IdentityFile "{file[:-4] if os.path.exists(file[:-4]) else file}"' for file in files),
     ]
     _write(f"{folder}/gradient_jobs/{host}_{port}", lines)
-    known = _read(f"{folder}/known_hosts").splitlines()
-    known = [line for line in known if not line.startswith(f"[{host}]:{port} ")]
-    _write(f"{folder}/known_hosts", [*known, f"[{host}]:{port} {key}"])
+    others = [line for line in _read(f"{folder}/known_hosts").splitlines() if not line.startswith(f"[{host}]:{port} ")]
+    _write(f"{folder}/known_hosts", [*others, f"[{host}]:{port} {key}"])
     if _INCLUDE not in (config := _read(f"{folder}/config")):
         _write(f"{folder}/config", [_INCLUDE, *config.splitlines()])
     if args.json:
