@@ -14,7 +14,6 @@ from gradient_cli.api.retries import Reconnection, retry_until_connected
 from gradient_cli.api.transport import RESPONSE_SECONDS
 from gradient_cli.errors import FAILED, INTERRUPTED, OK, ClientError, TimedOut
 from gradient_cli.formatting import (
-    COLLECTING,
     describe_members,
     describe_port,
     describe_removed,
@@ -26,10 +25,11 @@ from gradient_cli.formatting import (
     format_start,
     state_word,
 )
+from gradient_cli.next_steps import COLLECTING, KEPT, kept_steps
 
 SUCCEEDED = "Stopped"  # state of a job whose command ran and exited with 0: the original service's word
 PENDING = "Pending"
-_RUNNING, KEPT = "Running", "Kept"
+_RUNNING = "Running"
 _ENDED_PHASES = (COLLECTING, "kept")
 _MAX_EXIT_CODE = 255
 _MIN_POLL_SECONDS = 0.2
@@ -321,10 +321,6 @@ def describe_state(job: dict[str, Any]) -> str:
         state += " (collecting outputs)"
     why = terminal.sanitize(job.get("message") or job.get("reason") or "")
     return f"{state}: {why}" if why else state
-
-
-def kept_steps(job_id: str) -> list[str]:
-    return [f"gradient-cli jobs exec {job_id}", f"gradient-cli jobs release {job_id}"]
 
 
 def _describe_exit_code(job: dict[str, Any]) -> str:

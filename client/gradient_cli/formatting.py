@@ -11,6 +11,7 @@ from typing import Any
 from gradient_cli import terminal
 from gradient_cli.api import server_clock
 from gradient_cli.errors import OK, UsageError
+from gradient_cli.next_steps import COLLECTING, next_steps
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
@@ -23,7 +24,6 @@ _HOUR = 3600
 _DAY = 86400
 _LEAST_DOLLARS = 0.0001
 _LEAST_GPU_HOURS = 0.01
-COLLECTING = "collecting"  # phase of a job whose command has ended, and whose outputs are being stored
 _STATE_WORDS = {"Stopped": "Succeeded", "Kept": "Kept for you to look"}  # the API has the original service's words
 
 
@@ -36,7 +36,9 @@ def print_result(args: argparse.Namespace, result: dict[str, Any], text: str) ->
 
 
 def print_json(value: object) -> int:
-    """Print JSON, indented on a terminal; return the exit code."""
+    """Print JSON, indented on a terminal, with the commands that make sense next (of a page: its cursor); return OK."""
+    if isinstance(value, dict) and "next" not in value and (steps := next_steps(value)):
+        value = {**value, "next": steps}
     print(json.dumps(value, ensure_ascii=False, indent=2 if terminal.is_tty(sys.stdout) else None))
     return OK
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from gradient_cli import streams, terminal
+from gradient_cli import next_steps, streams, terminal
 from gradient_cli.errors import BROKEN_PIPE, INTERRUPTED, OK, USAGE, ClientError, UsageError
 from gradient_cli.options import KEY_HELP, SERVER_HELP, Parser, add_option
 
@@ -19,6 +19,7 @@ from gradient_cli.options import KEY_HELP, SERVER_HELP, Parser, add_option
 COMMANDS = {
     "jobs": ("", "submit and manage jobs"),
     "jobs create": ("jobs.create:add_create", "submit a job and follow it"),
+    "jobs check": ("jobs.create:add_check", "tell what would go wrong with a job, without submitting it"),
     "jobs run": (
         "jobs.run:add_run",
         "submit a script with its arguments and follow it (`run`: jobs from a TOML file)",
@@ -154,7 +155,8 @@ exit codes: the job's exit code if the command follows it or waits for it; other
 """
 
 _ROOT_OPTIONS = {"--url", "--apiKey", "--api-key"}
-_PROGRAM_COMMANDS = {"jobs create", "jobs clone", "jobs exec", "compare create", "schedules create", "sweeps create"}
+_PROGRAM_COMMANDS = {f"jobs {verb}" for verb in ("create", "check", "clone", "exec")}
+_PROGRAM_COMMANDS |= {f"{noun} create" for noun in ("compare", "schedules", "sweeps")}
 
 
 def build_parser(path: str | None = None) -> ArgumentParser:
@@ -238,6 +240,7 @@ def _parse(argv: list[str]) -> Namespace:
     if argv[:1] == ["help"]:
         argv = [*argv[1:], "--help"]
     path, program = _command_path(argv), None
+    next_steps.command = path
     if path in _PROGRAM_COMMANDS and (at := _program_start(path, argv)):
         argv, program = argv[:at], argv[at:][argv[at] == "--" :]
     args, unknown = build_parser(path).parse_known_args(argv, Namespace(program=program))

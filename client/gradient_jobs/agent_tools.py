@@ -16,10 +16,11 @@ import json
 import os
 import tempfile
 import time
+import zipfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, TypeVar
+from types import SimpleNamespace
+from typing import IO, Any, NamedTuple, TypeAlias, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -30,15 +31,18 @@ from typing_extensions import TypedDict
 
 from gradient_cli import config
 from gradient_cli.api.client import Api
-from gradient_cli.api.transport import Transport
+from gradient_cli.api.transport import Body, Transport
 from gradient_cli.commands.version import client_version
 from gradient_cli.errors import ClientError, ServerError
 from gradient_cli.workspace import submission, workspace_path
+from gradient_cli.workspace.preflight import plan_job
 from gradient_jobs.options import build_remote_spec, build_spec
 from gradient_jobs.records import LogLine
 from gradient_jobs.submission import submit
 
 _R = TypeVar("_R")
+_Files: TypeAlias = "dict[str, str] | None"
+_Options: TypeAlias = "dict[str, Any] | None"
 
 TOKEN_SECONDS = 600
 _MAX_LINES = 500
@@ -47,18 +51,14 @@ _MAX_WAIT = 50.0  # below the 60 s after which clients give up
 _POLL_SECONDS = 2.0
 _POINTS = 50
 _THREADS = 16  # calls that talk with the server at once; those that wait for a job's end take none
-_NOT_SENT = {".git", ".gitignore", ".gradientignore"}  # of files that are named one by one, nothing is left out
 _SHOWN = (
     *("id", "name", "state", "reason", "message", "exitCode", "phase", "phaseDetail", "queuePosition"),
     *("estimatedStartAt", "machineType", "simulated", "command", "project", "attempt", "createdAt", "startedAt"),
     *("finishedAt", "durationSeconds", "cost", "artifactsState", "notes", "url"),
 )
-_NEXT = {  # by the status of an error without a hint
-    400: "correct it, and call again",
-    402: "preview_job with a smaller time_limit or max_cost, or ask your user for a larger budget",
-    404: "list_jobs",
-    422: "correct it, and call again",
-}
+_CORRECT = "correct it, and call again"
+_SPEND_LESS = "preview_job with a smaller time_limit or max_cost, or ask your user for a larger budget"
+_NEXT = {400: _CORRECT, 402: _SPEND_LESS, 404: "list_jobs", 422: _CORRECT}  # by the status of errors without a hint
 _INSTRUCTIONS = """\
 Runs trainings on the machines of a Gradient Jobs server. To train: list_machine_types, preview_job, submit_job with the
 token (it and stop_job have to be asked for when connecting), then show_job with wait_seconds until the state is Stopped
@@ -87,8 +87,6 @@ class Text(TypedDict):
 
 
 class Caller(NamedTuple):
-    """Whom the tools work for, and their way to the server."""
-
     url: str
     key: str
     connect: Callable[[], Transport]
@@ -108,33 +106,18 @@ class InProcess(Transport):
         self._exchange = exchange
 
     def send(
-        self,
-        method: str,
-        target: str,
-        body: bytes | Iterator[bytes] | None,
-        headers: dict[str, str],
-        seconds: float,  # noqa: ARG002 - the server limits its time itself
-        *,
-        keep: bool,  # noqa: ARG002 - there is no connection
+        self, method: str, target: str, body: Body, headers: dict[str, str], seconds: float, *, keep: bool
     ) -> http.client.HTTPResponse:
+        del seconds, keep  # the server limits its time itself, and there is no connection
         content = body if isinstance(body, bytes) else b"".join(body or ())
-        received = _Received(self._exchange(method, target, headers, content))
-        response = http.client.HTTPResponse(received, method=method)  # type: ignore[arg-type]  # it only makes a file of it
+        received = io.BytesIO(self._exchange(method, target, headers, content))
+        socket: Any = SimpleNamespace(makefile=lambda _mode: received)
+        response = http.client.HTTPResponse(socket, method=method)
         response.begin()
         return response
 
     def _retry_rate_limited(self, send: Callable[[], http.client.HTTPResponse]) -> http.client.HTTPResponse:
         return send()
-
-
-class _Received:
-    """Bytes in place of a socket."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def makefile(self, _mode: str) -> io.BytesIO:
-        return io.BytesIO(self._content)
 
 
 class Tools:
@@ -158,8 +141,8 @@ class Tools:
     def list_jobs(self, query: str = "", limit: int = 20) -> dict[str, Any]:
         """List the newest jobs. `query` is a search as in the dashboard, such as `state:failed project:vision`."""
         page = self._api().jobs({"q": query or None, "limit": max(1, min(limit, 100))})
-        notes = {"notes": page["notes"]} if page.get("notes") else {}
-        return {"jobs": [_shown(job) for job in page["jobs"]], **notes, "next": "show_job with an id"}
+        jobs = [_shown(job) for job in page["jobs"]]
+        return {"jobs": jobs, "notes": page.get("notes") or [], "next": "show_job with an id"}
 
     async def show_job(self, job_id: str, wait_seconds: float = 0) -> dict[str, Any]:
         """Show a job: state, why it waits or failed, cost. Waits up to 50 seconds for its end if asked to."""
@@ -177,12 +160,8 @@ class Tools:
         lines = [LogLine.parse(row) for row in page["lines"]]
         last = lines[-1].number if lines else after_line
         ended = page["complete"] and last >= page["total"]
-        return {
-            "lines": [str(line) for line in lines],
-            "last_line": last,
-            "ended": ended,
-            "next": "show_job" if ended else f"read_log with after_line {last}",
-        }
+        next_step = "show_job" if ended else f"read_log with after_line {last}"
+        return {"lines": [str(line) for line in lines], "last_line": last, "ended": ended, "next": next_step}
 
     def read_metrics(self, job_id: str, name: str | None = None) -> dict[str, Any]:
         """Read the metrics that a job logged, at most 50 points of each."""
@@ -196,26 +175,23 @@ class Tools:
         """Read 64 KiB of a text artifact; bytes that are no UTF-8 are replaced."""
         if offset < 0:
             raise ToolError("offset: must not be negative. Next: read_artifact without offset.")
-        api = self._api()  # which closes the connection when it is gone
+        api = self._api()
         try:
-            with api.artifact(job_id, path, offset=offset, most=_MAX_BYTES + 1) as response:
-                data = response.read(_MAX_BYTES)
-                more = bool(response.read(1))
+            data = b"".join(api.chunks(api.artifact(job_id, path, offset=offset, last=offset + _MAX_BYTES)))
         except ServerError as error:
             if error.status != http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
                 raise
             if offset:
                 raise ToolError("offset: the file is shorter. Next: read_artifact without offset.") from None
-            data, more = b"", False
-        return {"text": data.decode(errors="replace"), "next_offset": offset + len(data) if more else None}
+            data = b""
+        more = len(data) > _MAX_BYTES
+        return {
+            "text": data[:_MAX_BYTES].decode(errors="replace"),
+            "next_offset": offset + _MAX_BYTES if more else None,
+        }
 
     def preview_job(
-        self,
-        command: str,
-        machine_type: str,
-        folder: str | None = None,
-        files: dict[str, str] | None = None,
-        options: dict[str, Any] | None = None,
+        self, command: str, machine_type: str, folder: str | None = None, files: _Files = None, options: _Options = None
     ) -> Preview:
         """Check a job without submitting it: its price, when it would start, what would be uploaded.
 
@@ -224,13 +200,10 @@ class Tools:
         out. `options`: options of `gradient-cli jobs create` by their names in Python, such as {"name": "a",
         "time_limit": "2h", "env_vars": {"A": "1"}}. Returns the token for submit_job, valid for ten minutes.
         """
-        with self._workspace(folder, files) as root:
-            plan, what = self._plan(*self._spec(command, machine_type, root, options))
-        return {
-            "would_happen": plan,
-            "confirm_token": self._token("submit", what),
-            "next": "submit_job with the same arguments and confirm_token",
-        }
+        with self._job(folder, files, options, command=command, machine_type=machine_type) as job:
+            plan, what = self._plan(*job)
+        next_step = "submit_job with the same arguments and confirm_token"
+        return {"would_happen": plan, "confirm_token": self._token("submit", what), "next": next_step}
 
     def submit_job(
         self,
@@ -238,12 +211,11 @@ class Tools:
         machine_type: str,
         confirm_token: str,
         folder: str | None = None,
-        files: dict[str, str] | None = None,
-        options: dict[str, Any] | None = None,
+        files: _Files = None,
+        options: _Options = None,
     ) -> dict[str, Any]:
         """Submit the job that preview_job showed, with its arguments and token. Costs money."""
-        with self._workspace(folder, files) as root:
-            job = self._spec(command, machine_type, root, options)
+        with self._job(folder, files, options, command=command, machine_type=machine_type) as job:
             self._check_token(confirm_token, "submit", self._plan(*job)[1])
             submitted = submit(self._api(), *job)
         return {**_shown(submitted), "next": "show_job with wait_seconds"}
@@ -266,8 +238,8 @@ class Tools:
                 if inspect.iscoroutinefunction(function):
                     return await function(**arguments)
                 return await self._in_thread(function, **arguments)
-            except ClientError as error:
-                next_step = error.hint or _NEXT.get(getattr(error, "status", 0), "whoami")
+            except (ClientError, UnicodeError) as error:  # a text may be no Unicode
+                next_step = getattr(error, "hint", "") or _NEXT.get(getattr(error, "status", 400), "whoami")
                 raise ToolError(f"{str(error).rstrip('.')}. Next: {next_step}") from error
 
         return call
@@ -281,47 +253,37 @@ class Tools:
         return Api(self._caller().connect())
 
     @contextmanager
-    def _workspace(self, folder: str | None, files: dict[str, str] | None) -> Iterator[str | None]:
-        """Yield the folder to upload; None: there is none."""
-        if folder is not None and files is not None:
-            raise ToolError("files: given with folder. Next: leave one of them out.")
-        if folder is not None and not self._caller().is_here:
-            raise ToolError("folder: these tools do not see your machine. Next: send the texts in files.")
-        if files is None:
-            yield folder and os.path.abspath(folder)
-            return
-        with tempfile.TemporaryDirectory(prefix="gradient-files-") as root:
-            for name, text in files.items():
-                _write(root, name, text)
-            yield root
-
-    def _spec(
-        self, command: str, machine_type: str, root: str | None, options: dict[str, Any] | None
-    ) -> tuple[dict[str, Any], str, list[str]]:
-        """Return a job's fields, its workspace, and the patterns of excluded files to upload."""
-        given = {"workspace": "none", **(options or {}), "command": command, "machine_type": machine_type}
-        given |= {} if root is None else {"workspace": root}
-        if self._caller().is_here:
-            return build_spec(given, filed=False)
-        workspace = str(given.pop("workspace"))
-        if root is None and workspace != "none" and not workspace_path.is_url(workspace):
-            raise ToolError("workspace: neither none nor a git URL. Next: send the texts in files.")
-        return build_remote_spec(given), workspace, []
+    def _job(
+        self, folder: str | None, files: _Files, options: _Options, **given: str
+    ) -> Iterator[tuple[dict[str, Any], str, list[str]]]:
+        """Yield a job's fields, its workspace, and the patterns of excluded files to upload."""
+        job, is_here = {"workspace": "none", **(options or {}), **given}, self._caller().is_here
+        if folder is not None and (files is not None or not is_here):
+            raise ToolError("folder: together with files, or not on this machine. Next: send the texts in files alone.")
+        with tempfile.NamedTemporaryFile(suffix=".zip") as sent:
+            if folder is not None:
+                job["workspace"] = os.path.abspath(folder)
+            if files is not None:
+                job["workspace"] = sent.name
+                _pack(sent.file, files)
+            if is_here:
+                yield build_spec(job, filed=False)
+                return
+            workspace = str(job.pop("workspace"))
+            if files is None and workspace != "none" and not workspace_path.is_url(workspace):
+                raise ToolError("workspace: neither none nor a git URL. Next: send the texts in files.")
+            yield build_remote_spec(job), workspace, []
 
     def _plan(self, spec: dict[str, Any], workspace: str, include: list[str]) -> tuple[dict[str, Any], str]:
         """Return what a submission would do, and the text that a token of it is for."""
-        api = self._api()
-        upload = None
-        if workspace == "none" or workspace_path.is_url(workspace):
-            spec = {**spec, "workspace": workspace}
-        else:
-            archive = submission.plan_upload(api, workspace, submission.read_folder(workspace, include))
-            upload = {"sha256": archive.sha256, "bytes": archive.size}
-        answer = api.resolve_job(spec)
+        has_folder = workspace != "none" and not workspace_path.is_url(workspace)
+        folder = submission.read_folder(workspace, include) if has_folder else None
+        answer, upload, _, findings = plan_job(self._api(), spec, workspace, folder)
         plan = {name: answer.get(name) for name in ("pricePerHour", "maxCost", "queuePosition", "waitMessage")}
         plan |= {"startsAt": answer.get("estimatedStartAt"), "notes": answer.get("notes"), "job": spec}
-        bound = [spec, upload and upload["sha256"], plan["pricePerHour"]]
-        return {**plan, "upload": upload}, json.dumps(bound, sort_keys=True)
+        plan |= {"upload": upload, "findings": [finding.as_json() for finding in findings]}
+        bound = [spec, workspace if upload is None else upload["sha256"], plan["pricePerHour"]]
+        return plan, json.dumps(bound, sort_keys=True)
 
     def _token(self, action: str, what: str, until: int | None = None) -> str:
         """Return a token of this key for an action; it needs no memory, so that any process may take it."""
@@ -334,10 +296,7 @@ class Tools:
         if not until.isdecimal() or int(until) < time.time():
             raise ToolError(f"confirm_token: expired, or none. Next: preview_job, or stop_job without it ({action}).")
         if not hmac.compare_digest(token, self._token(action, what, int(until))):
-            raise ToolError(
-                "confirm_token: of something else. Arguments, files of the folder or the price have changed since. "
-                "Next: preview again."
-            )
+            raise ToolError("confirm_token: of something else: arguments, files or price differ. Next: preview again.")
 
 
 def local_caller(url: str | None, api_key: str | None) -> Caller:
@@ -358,41 +317,29 @@ def build_server(caller: Callable[[], Caller], *, write: bool) -> MCPServer[Any]
         log_level="WARNING",
         subscriptions=False,
     )
-    reading: list[tuple[Callable[..., Any], str]] = [
-        (tools.whoami, "Show server and key"),
-        (tools.list_machine_types, "List machine types"),
-        (tools.list_jobs, "List jobs"),
-        (tools.show_job, "Show a job"),
-        (tools.read_log, "Read a job's log"),
-        (tools.read_metrics, "Read a job's metrics"),
-        (tools.list_artifacts, "List a job's files"),
-        (tools.read_artifact, "Read a file of a job"),
-        (tools.preview_job, "Preview a job"),
-    ]
-    for function, title in reading:
+    reads: list[Callable[..., Any]] = [tools.whoami, tools.list_machine_types, tools.list_jobs, tools.show_job]
+    reads += [tools.read_log, tools.read_metrics, tools.list_artifacts, tools.read_artifact, tools.preview_job]
+    writes: list[Callable[..., Any]] = [tools.submit_job, tools.stop_job] if write else []
+    for function in reads + writes:
         hints = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-        server.add_tool(tools.with_next(function), title=title, annotations=hints)
-    if write:
-        hints = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=False)
-        server.add_tool(tools.with_next(tools.submit_job), title="Submit a job", annotations=hints)
-        hints = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=True)
-        server.add_tool(tools.with_next(tools.stop_job), title="Stop a job", annotations=hints)
+        if function not in reads:
+            stops = function == tools.stop_job
+            hints = ToolAnnotations(read_only_hint=False, destructive_hint=stops, idempotent_hint=stops)
+        tool = tools.with_next(function)
+        server.add_tool(tool, title=tool.__name__.replace("_", " ").capitalize(), annotations=hints)
     return server
 
 
-def _write(root: str, name: str, text: str) -> None:
-    """Write a file that a caller sent; the same text at the same path has the same digest whenever it is sent."""
-    parts = PurePosixPath(name).parts
-    if not parts or parts[0] == "/" or ".." in parts or _NOT_SENT & {part.casefold() for part in parts}:
-        raise ToolError(f"files: {name!r} is no path of a file in a workspace. Next: write it as src/train.py.")
-    try:
-        path = Path(root, *parts)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        for entry in (path, *path.parents[: len(parts) - 1]):
-            os.utime(entry, (0, 0))
-    except (OSError, ValueError) as error:
-        raise ToolError(f"files: {name!r} cannot be written: {error}. Next: send it by another path.") from None
+def _pack(sent: IO[bytes], files: dict[str, str]) -> None:
+    """Write an archive of texts by path; the same texts give the same archive."""
+    with zipfile.ZipFile(sent, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in sorted(files.items()):
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = 0o644 << 16
+            if entry.filename != name or name[:1] in {"", "/"} or ".." in name.split("/"):
+                raise ToolError(f"files: {name!r} is no path of a file. Next: write it as src/train.py.")
+            archive.writestr(entry, text.encode())
+    sent.flush()
 
 
 def _shown(job: dict[str, Any]) -> dict[str, Any]:

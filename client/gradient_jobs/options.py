@@ -141,10 +141,7 @@ def build_spec(options: Mapping[str, Any], *, filed: bool = True) -> tuple[dict[
 
 
 def build_remote_spec(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a job from options of somebody whose files and variables are not on this machine.
-
-    Nothing of this machine is read. Raises `UsageError`: a value has the wrong form, or an option is unknown.
-    """
+    """Return a job's fields from options of another machine: neither files nor variables of this one are read."""
     flags = {_python_name(name): name for name in job_spec.option_names() if name not in {"envFile", "include"}}
     api_names = {flag: name for name, flag in job_spec.FLAG_OF.items()} | job_spec.SENT_AS
     spec: dict[str, Any] = {}
@@ -152,8 +149,8 @@ def build_remote_spec(options: Mapping[str, Any]) -> dict[str, Any]:
         if name not in flags:
             raise _unknown(name, flags)
         flag = flags[name]
-        converted = flag in job_spec.FIELDS and flag != "array"  # which may name a file
-        spec[api_names.get(flag, flag)] = job_spec.FIELDS[flag][0](flag, value) if converted else value
+        fields = job_spec.FIELDS if flag != "array" else {}  # which may name a file
+        spec[api_names.get(flag, flag)] = fields[flag][0](flag, value) if flag in fields else value
     return spec
 
 

@@ -235,9 +235,8 @@ def test_a_key_gets_the_tools_of_its_rights_alone(service):
         {"options": {"requirements_file": "/etc/hostname"}},
         {"files": {"../train.py": ""}},
         {"files": {"/tmp/train.py": ""}},
-        {"files": {"a/.git/config": ""}},
         {"files": {"a\0b": ""}},
-        {"files": {"a": "", "a/b": ""}},
+        {"files": {"": "x"}},
     ],
 )
 def test_the_server_gives_nothing_of_its_own_machine_to_a_caller(service, given):

@@ -112,11 +112,13 @@ def test_an_error_is_json_too_if_json_was_asked_for(cli, server, protocol):
     server.on("GET", f"/jobs/{protocol.id}", protocol.error(404, "No such job.", field="jobId", name="JobNotFound"))
     refused = cli("jobs", "show", protocol.id, "--json")
     fields = {"name": "JobNotFound", "status": 404, "field": "jobId", "message": "No such job.", "hint": None}
-    assert json.loads(refused.stdout) == {"error": {**fields, "exitCode": 4}}
+    assert json.loads(refused.stdout) == {"error": {**fields, "exitCode": 4}, "next": ["gradient-cli jobs list"]}
     assert refused.stderr == "error: No such job.\n"
     wrong = cli("jobs", "list", "--limit", "x", "--json")
     assert json.loads(wrong.stdout)["error"]["exitCode"] == wrong.returncode == 2
+    assert json.loads(wrong.stdout)["next"] == ["gradient-cli jobs list --help"]
     away = cli("jobs", "list", "--json", "--url", "http://127.0.0.1:1")
+    assert json.loads(away.stdout)["next"] == ["gradient-server up"]
     assert json.loads(away.stdout)["error"] | {"message": ""} == {
         "name": "ConnectionFailed", "status": None, "field": None, "message": "", "exitCode": 3,
         "hint": "Is the server running? `gradient-server up` starts one on this machine; --url selects another.",

@@ -85,7 +85,8 @@ def test_every_field_goes_out_as_the_server_names_it(cli, server, protocol):
         "--user", "1000:100", "--python", "3.12", "--stopSignal", "INT", "--warn-before", "300", "--json",
         env={"TOKEN": "t=s"},
     )  # fmt: skip
-    assert json.loads(made.stdout) == protocol.job()
+    shown = [f"gradient-cli jobs {step}" for step in (f"logs {protocol.id} --follow", f"show {protocol.id}")]
+    assert json.loads(made.stdout) == {**protocol.job(), "next": [*shown, f"gradient-cli jobs stop {protocol.id}"]}
     assert made.stderr == ""
     assert spec_of(server) == {
         "machineType": "CPU",

@@ -223,15 +223,10 @@ class Api(SubmissionApi):
         return {**listing, "next": None}
 
     def artifact(
-        self, job_id: str, path: str, *, offset: int = 0, etag: str = "", most: int | None = None
+        self, job_id: str, path: str, *, offset: int = 0, etag: str = "", last: int | None = None
     ) -> http.client.HTTPResponse:
-        """Open one artifact and return the response, its body unread; from `offset` if the file still has this ETag.
-
-        `most`: largest number of bytes; of any version of the file.
-        """
-        headers = range_headers(offset, etag)
-        if most is not None:
-            headers = {**range_headers(0, ""), "Range": f"bytes={offset}-{offset + most - 1}"}
+        """Open one artifact and return the response, its body unread; from `offset` if the file still has this ETag."""
+        headers = range_headers(offset, etag, last)
         return self._transport.open("GET", f"{job_path(job_id)}/artifacts/file/{quote(path)}", headers=headers)
 
     def artifact_contents(self, job_id: str, paths: list[str]) -> http.client.HTTPResponse:

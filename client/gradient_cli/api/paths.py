@@ -14,8 +14,10 @@ def storage_path(project_id: str, path: str | None = None) -> str:
     return start if path is None else f"{start}/{quote(path)}"
 
 
-def range_headers(offset: int, etag: str) -> dict[str, str]:
-    headers = {"Range": f"bytes={offset}-", "If-Range": f'"{etag}"'} if offset else {}
+def range_headers(offset: int, etag: str, last: int | None = None) -> dict[str, str]:
+    """Return the headers for the bytes from `offset` to the `last`, of the version with an ETag, or of any."""
+    headers = {} if offset == 0 and last is None else {"Range": f"bytes={offset}-{'' if last is None else last}"}
+    headers |= {"If-Range": f'"{etag}"'} if offset and last is None else {}
     return {"Accept": "*/*", "Accept-Encoding": "identity", **headers}
 
 

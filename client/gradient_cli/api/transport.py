@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 from urllib.parse import urlencode, urlsplit
 
 from gradient_cli.api import server_clock
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 
+Body = Union[bytes, Iterator[bytes], None]
 CONNECT_SECONDS = 15.0
 RESPONSE_SECONDS = 60.0
 UPLOAD_SECONDS = 600.0  # the server unpacks and checks a workspace before it answers
@@ -100,7 +101,7 @@ class Transport:
         path: str,
         *,
         query: Mapping[str, object] | None = None,
-        body: bytes | Iterator[bytes] | None = None,
+        body: Body = None,
         headers: Mapping[str, str] | None = None,
         seconds: float = RESPONSE_SECONDS,
     ) -> http.client.HTTPResponse:
@@ -116,7 +117,7 @@ class Transport:
         path: str,
         *,
         query: Mapping[str, object] | None = None,  # parameters; those that are None are left out
-        body: bytes | Iterator[bytes] | None = None,  # the bytes to send; an iterator needs a Content-Length header
+        body: Body = None,  # the bytes to send; an iterator needs a Content-Length header
         headers: Mapping[str, str] | None = None,
         seconds: float = RESPONSE_SECONDS,  # timeout for the connection and for each read of the response
         keep: bool = True,  # use the persistent connection; a followed log takes one of its own
@@ -233,14 +234,7 @@ class Transport:
             self.kept = None
 
     def send(
-        self,
-        method: str,
-        target: str,
-        body: bytes | Iterator[bytes] | None,
-        headers: dict[str, str],
-        seconds: float,
-        *,
-        keep: bool,
+        self, method: str, target: str, body: Body, headers: dict[str, str], seconds: float, *, keep: bool
     ) -> http.client.HTTPResponse:
         if method != "GET":
             self.close()  # only a GET may be repeated after a stale connection

@@ -32,16 +32,16 @@ after an upgrade of the client, `gradient-cli skill install` refreshes this file
 1. `gradient-cli whoami --json`: the server, and what the key may do. If it fails, ask the user to run
    `gradient-cli login`.
 2. `gradient-cli machine-types --json`: names, hardware, price an hour, what is free.
-3. `gradient-cli jobs create --machineType NAME --command 'python train.py' --timeLimit 2h --dry-run`: price, start,
-   upload, notes. Tell the user the price before you submit what costs money, and set `--timeLimit`.
-4. The same without `--dry-run` and with `--detach --json`; keep `id`.
+3. `gradient-cli jobs check --machineType NAME --command 'python train.py' --timeLimit 2h --json`: price, start, upload,
+   `findings` with remedies. Tell the user the price before you submit what costs money, and set `--timeLimit`.
+4. The same with `jobs create` and `--detach`; keep `id`.
 5. `gradient-cli jobs wait ID`: exits with the command's exit code. `gradient-cli jobs logs ID --tail 50`: the end of
    the log.
 6. `gradient-cli jobs artifacts get ID`: what the command wrote to `$GRADIENT_ARTIFACTS_DIR`.
 
 ## Rules
 
-- `--json` before parsing anything; errors then are `{{"error": {{"message", "hint", …}}}}` on standard error.
+- `--json` before parsing anything; errors then are `{{"error": {{"message", "hint", …}}}}`. `next` says what to run.
 - A job that waits or failed says why in `message` of `gradient-cli jobs show ID --json`. Read it before you act, and
   mend the cause; the same job again fails again.
 - Checkpoints go to `$GRADIENT_ARTIFACTS_DIR`; save one at SIGTERM, which comes before the time limit.

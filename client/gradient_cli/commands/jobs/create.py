@@ -12,16 +12,14 @@ from gradient_cli.api.client import Api
 from gradient_cli.arguments import connect, current_folder, is_array_id, resolve_id
 from gradient_cli.commands.compare.hyperparameter_carry_over import add_carry_options, carry
 from gradient_cli.commands.jobs import arrays
-from gradient_cli.errors import INTERRUPTED, OK, UsageError
+from gradient_cli.errors import FAILED, INTERRUPTED, OK, UsageError
 from gradient_cli.follow import LogPrinter, attach, print_notes
 from gradient_cli.formatting import describe_port, format_count, format_price, format_size, print_fields, print_json
-from gradient_cli.options import add_connection, add_job_id, add_json, add_option
+from gradient_cli.options import add_common, add_connection, add_job_id, add_json, add_option
 from gradient_cli.workspace import job_spec as specs
-from gradient_cli.workspace import submission, workspace_path
-from gradient_cli.workspace.dependencies.requirements_plan import RequirementsPlan
-from gradient_cli.workspace.packing.absent_files import explain_command, explain_log
-from gradient_cli.workspace.packing.archive import Archive, WorkspaceFolder, describe_skipped
-from gradient_cli.workspace.submission import check_file_count
+from gradient_cli.workspace import preflight, submission, workspace_path
+from gradient_cli.workspace.packing.absent_files import INFO, explain_command, explain_log
+from gradient_cli.workspace.packing.archive import WorkspaceFolder, describe_skipped
 
 _MEGA = 1_000_000
 
@@ -33,7 +31,14 @@ def add_create(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show the job and its upload, but submit nothing")
     add_large_workspace(parser)
     add_connection(parser)
-    parser.set_defaults(run=create, show=follow_or_detach)
+    parser.set_defaults(run=create, show=follow_or_detach, check=False)
+
+
+def add_check(parser: argparse.ArgumentParser) -> None:
+    specs.add_options(parser)
+    add_carry_options(parser)
+    add_large_workspace(parser)
+    add_common(parser, create, show=follow_or_detach, check=True, dry_run=True)
 
 
 def add_clone(parser: argparse.ArgumentParser) -> None:
@@ -95,42 +100,24 @@ def _create(args: argparse.Namespace, api: Api, spec: dict[str, Any], workspace:
     show: Callable[[argparse.Namespace, Api, dict[str, Any], WorkspaceFolder | None], int] = args.show
     if workspace == "none" or workspace_path.is_url(workspace):
         check_no_include(args)
-        spec["workspace"] = workspace
-        if args.dry_run:
-            return _show_plan(args, api.resolve_job(spec), None, None)
+        folder = None
+        spec = {**spec, "workspace": workspace}
+    else:
+        # Without a limit in a dry run: it lists the largest files anyway.
+        folder = read_folder(args, workspace, include, math.inf if args.dry_run else args.largeWorkspace)
+    if args.dry_run:
+        return _show_plan(args, preflight.plan_job(api, spec, workspace, folder, collect=args.check), folder)
+    if "workspace" in spec:
         return show(args, api, _remembered(api, api.create(spec)), None)
-    # Without a limit in a dry run: it lists the largest files anyway.
-    folder = read_folder(args, workspace, include, math.inf if args.dry_run else args.largeWorkspace)
     if folder:
-        for line in explain_command(folder, spec["command"] or "", spec.get("workingDir") or ""):
-            terminal.print_message(f"workspace: {terminal.sanitize(line)}")
-    if not args.dry_run:
-        return show(args, api, _remembered(api, submission.submit(api, spec, workspace, folder)), folder)
-    planned = submission.plan_upload(api, workspace, folder)
-    return _dry_run(args, api, spec, planned, folder, is_stored=api.has_workspace(planned.sha256))
+        for finding in explain_command(folder, spec["command"] or "", spec.get("workingDir") or ""):
+            terminal.print_message(f"workspace: {terminal.sanitize(finding)}")
+    return show(args, api, _remembered(api, submission.submit(api, spec, workspace, folder)), folder)
 
 
 def check_no_include(args: argparse.Namespace) -> None:
     if args.include:
         raise UsageError("include: only possible with a folder as workspace", hint="Leave out --include.")
-
-
-def _dry_run(
-    args: argparse.Namespace,
-    api: Api,
-    spec: dict[str, Any],
-    archive: Archive,
-    folder: WorkspaceFolder | None,
-    *,
-    is_stored: bool,
-) -> int:
-    spec = {**spec, "workspaceSha256": archive.sha256} if is_stored else spec
-    plan, requirements = api.resolve_job(spec), None
-    check_file_count(plan, folder)
-    if folder and plan["job"].get("backend") == "process" and not plan["job"].get("image"):  # which brings its packages
-        requirements = RequirementsPlan(spec, folder.root, plan["defaultPackages"])
-        plan = api.resolve_job(spec, requirements.digest) if requirements.digest else plan
-    return _show_plan(args, plan, _upload_plan(archive, folder, is_stored=is_stored), folder, requirements)
 
 
 def clone(args: argparse.Namespace) -> int:
@@ -197,7 +184,7 @@ def follow_or_detach(
     print_notes(job)
 
     def explain(lines: Iterable[str]) -> list[str]:
-        return explain_log(folder, lines, job.get("workingDir") or "") if folder else []
+        return list(map(str, explain_log(folder, lines, job.get("workingDir") or ""))) if folder else []
 
     return attach(api, job, LogPrinter(raw=args.raw), shown_notes=job.get("notes") or [], explain=explain)
 
@@ -213,49 +200,40 @@ def _remembered(api: Api, job: dict[str, Any]) -> dict[str, Any]:
     return job
 
 
-def _upload_plan(archive: Archive, folder: WorkspaceFolder | None, *, is_stored: bool) -> dict[str, Any]:
-    return {
-        "sha256": archive.sha256,
-        "size": archive.size,
-        "alreadyStored": is_stored,
-        "files": len(folder.files) if folder else None,
-        "bytes": folder.size if folder else None,
-        "largest": [{"path": entry.path, "size": entry.size} for entry in folder.largest()] if folder else [],
-        "leftOut": folder.left_out if folder else [],
-    }
-
-
-def _show_plan(
-    args: argparse.Namespace,
-    plan: dict[str, Any],
-    upload: dict[str, Any] | None,
-    folder: WorkspaceFolder | None,
-    requirements: RequirementsPlan | None = None,
-) -> int:
+def _show_plan(args: argparse.Namespace, plan: preflight.JobPlan, folder: WorkspaceFolder | None) -> int:
+    bad = args.check and any(finding.severity != INFO for finding in plan.findings)
     if args.json:
-        return print_json({**plan, "upload": upload, "requirements": requirements.as_json() if requirements else None})
-    shown = {
-        name: _format_value(value)
-        for name, value in plan["job"].items()
-        if name not in {"machineType", "workspaceSha256"}
-    }
-    shown["ports"] = ", ".join(describe_port(port) for port in plan["job"].get("ports") or [])
-    machine = plan.get("machineType")
+        findings = [finding.as_json() for finding in plan.findings]
+        requirements = plan.requirements.as_json() if plan.requirements else None
+        print_json({**plan.answer, "upload": plan.upload, "requirements": requirements, "findings": findings})
+        return FAILED if bad else OK
+    if plan.answer:
+        _print_plan(plan, folder)
+    for finding in plan.findings:
+        print(f"{finding.severity:<7}  {terminal.sanitize(finding)}")
+    step = "`gradient-cli jobs create` submits it" if args.check else "leave out --dry-run to submit this job"
+    terminal.print_message(f"nothing was submitted; {step}")
+    return FAILED if bad else OK
+
+
+def _print_plan(plan: preflight.JobPlan, folder: WorkspaceFolder | None) -> None:
+    answer, job = plan.answer, plan.answer["job"]
+    shown = {name: _format_value(job[name]) for name in job if name not in {"machineType", "workspaceSha256"}}
+    shown["ports"] = ", ".join(describe_port(port) for port in job.get("ports") or [])
+    machine = answer.get("machineType")
     kind = machine if isinstance(machine, dict) else {}
     print_fields(
         {
-            "machineType": " · ".join(part for part in (_format_value(kind.get("name")), format_price(plan)) if part),
+            "machineType": " · ".join(part for part in (_format_value(kind.get("name")), format_price(answer)) if part),
             **shown,
-            **(requirements.as_fields(plan) if requirements else {}),
-            "start": plan.get("wouldStart") or "",
-            "upload": _describe_upload(upload),
+            **(plan.requirements.as_fields(answer) if plan.requirements else {}),
+            "start": answer.get("wouldStart") or "",
+            "upload": _describe_upload(plan.upload),
         }
     )
     for entry in folder.largest() if folder else []:
         print(f"  {format_size(entry.size):>9}  {terminal.sanitize(entry.path)}")
-    print_notes(plan)
-    terminal.print_message("nothing was submitted; leave out --dry-run to submit this job")
-    return OK
+    print_notes(answer)
 
 
 def _describe_upload(upload: dict[str, Any] | None) -> str:

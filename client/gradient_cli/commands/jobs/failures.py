@@ -6,6 +6,7 @@ from gradient_cli import terminal
 from gradient_cli.arguments import connect, resolve_id
 from gradient_cli.errors import OK
 from gradient_cli.formatting import print_fields, print_json, print_result, state_word
+from gradient_cli.next_steps import next_steps
 from gradient_cli.options import add_common, add_job_id
 
 
@@ -34,9 +35,8 @@ def why(args: argparse.Namespace) -> int:
         "remedy": str(explanation["remedy"] or ""),
     }
     print_fields(fields)
-    if clone := explanation["clone"]:
-        change = f"--{clone['option']} {clone['value']}"
-        terminal.print_message(f"next\n  gradient-cli jobs clone {explanation['id']} {change}")
+    if explanation["clone"]:
+        terminal.print_message(f"next\n  {next_steps(explanation)[0]}")
     return OK
 
 

@@ -40,6 +40,7 @@ from gradient_cli.formatting import (
     print_table,
     state_word,
 )
+from gradient_cli.next_steps import job_steps
 from gradient_cli.options import add_common, add_job_id, add_job_ids, add_option, add_positional
 
 _QUEUE_REASONS = ("behind_jobs", "waiting_for_machine")
@@ -250,19 +251,7 @@ def show(args: argparse.Namespace) -> int:
         rows = [{**node, "state": state_word(node["state"])} for node in nodes]
         cells = [[_of_one_job(row, name) for name in ("rank", "state", "host", "exitCode")] for row in rows]
         print_table(["RANK", "STATE", "HOST", "EXIT"], cells)
-    job_id = job["id"]
-    steps = [f"gradient-cli jobs logs {job_id}"]
-    if job.get("finishedAt"):
-        gone = {removal["what"] for removal in job.get("removed") or []}
-        steps = [] if "logs" in gone else steps
-        steps += [] if "artifacts" in gone else [f"gradient-cli jobs artifacts list {job_id}"]
-        steps += [f"gradient-cli jobs clone {job_id}"]
-    elif job["state"] == follow.KEPT:
-        steps += follow.kept_steps(job_id)
-    else:
-        ends = job.get("stopRequested") or has_command_ended(job)
-        steps = [f"{steps[0]} --follow", f"gradient-cli jobs {'wait' if ends else 'stop'} {job_id}"]
-    terminal.print_message("\n".join(["next", *(f"  {step}" for step in steps)]))
+    terminal.print_message("\n".join(["next", *(f"  {step}" for step in job_steps(job))]))
     return OK
 
 

@@ -36,7 +36,7 @@ _RUNS_PYTHON = re.compile(
 )
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.\w+)*\Z")
 _PYTHON = re.compile(r"i?python[\d.]*\Z|torchrun\Z|accelerate\Z|deepspeed\Z")
-_BETWEEN_COMMANDS = ";&|()<>\n"
+BETWEEN_COMMANDS = ";&|()<>\n"
 _COMMENT = re.compile(r"(?m)(^|(?<=\s))#.*$")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WITH_VALUE = {
@@ -217,8 +217,8 @@ class ProgramImports:
         self.runs_python = self.runs_python or _RUNS_PYTHON.search(command) is not None
         self.shell += f"{command}\n"
         before: list[str] = []  # words of the same simple command
-        for number, word in enumerate(command_words := _words(command)):
-            if word.strip(_BETWEEN_COMMANDS) == "":
+        for number, word in enumerate(command_words := words_of(command)):
+            if word.strip(BETWEEN_COMMANDS) == "":
                 before = []
                 continue
             if len(before) == _MAX_WORDS:
@@ -401,11 +401,11 @@ class ProgramImports:
         return path.resolve().is_relative_to(self.workspace)
 
 
-def _words(command: str) -> list[str]:
+def words_of(command: str) -> list[str]:
     """Return the words of commands, and what is between these; quotation marks in comments are no obstacle."""
     command = command.replace("\\\n", " ")
     for text in (command, _COMMENT.sub("", command)):
-        lexer = shlex.shlex(text, posix=True, punctuation_chars=_BETWEEN_COMMANDS)
+        lexer = shlex.shlex(text, posix=True, punctuation_chars=BETWEEN_COMMANDS)
         lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
         with suppress(ValueError):  # a quotation that is not closed
             return list(lexer)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gradient_cli.workspace.dependencies.declared import RequirementOptions
-from gradient_cli.workspace.dependencies.imports import ProgramImports, remedy_for
+from gradient_cli.workspace.dependencies.imports import ProgramImports
 from gradient_cli.workspace.dependencies.index_variables import hide_passwords
 from gradient_cli.workspace.dependencies.requirements import find_declared, pinned_python
 
@@ -27,7 +27,7 @@ class RequirementsPlan:
         programs = ProgramImports(Path(root), folder, command)
         self._declared = find_declared(programs, requested)
         self._python = pinned_python(programs.workspace, programs.start_folder)
-        self._undeclared = {
+        self.undeclared = {
             name: where
             for name, where in programs.undeclared.items()
             if self._declared is not None and self._declared.lacks(name)
@@ -41,7 +41,7 @@ class RequirementsPlan:
         if declared:
             lines = list(map(hide_passwords, declared.lines))
             content = {"source": declared.source, "lines": lines, "python": declared.python, "notes": self._notes}
-        return {**content, "undeclared": self._undeclared}
+        return {**content, "undeclared": self.undeclared}
 
     @property
     def _notes(self) -> list[str]:
@@ -60,5 +60,4 @@ class RequirementsPlan:
             "requirements": hide_passwords(f"{declared.source}: {', '.join(declared.lines[:_SHOWN])}{more}"),
             "installation": where,
             "requirements note": " ".join(self._notes),
-            "not declared": "; ".join(f"{name} ({at}): {remedy_for(name)}" for name, at in self._undeclared.items()),
         }
