@@ -20,14 +20,14 @@ import zipfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import IO, Any, NamedTuple, TypeAlias, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import ToolAnnotations
-from typing_extensions import TypedDict
+from typing_extensions import TypeAlias, TypedDict
 
 from gradient_cli import config
 from gradient_cli.api.client import Api
