@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from core.db.database import Base, now
 from core.db.models.jobs import IS_ACTIVE, Attempt, Job, Project
 from core.db.prepared import Prepared
-from core.errors import SpecInvalid, StorageFull
+from core.errors import ProjectNotFound, SpecInvalid, StorageFull
 from core.formatting import MIB
 from core.ids import new_id
 from core.jobs import lifecycle, queries
@@ -20,7 +20,7 @@ from core.jobs.spec.labels import check_label, check_tags
 from core.jobs.states import JobState
 from core.jobs.templates import templates
 from core.security.actor import record_change
-from core.security.visibility import is_hidden
+from core.security.visibility import hidden_projects
 from core.settings.limits import MAX_DAYS
 from core.storage.retention import FOREVER
 
@@ -50,7 +50,7 @@ def find_for_submission(session: Session, name: str) -> Project | None:
     """
     rows = _FOR_SUBMISSION.rows(session, {"name": name})
     project = Project(**dict(zip(_SUBMITTED_TO, rows[0], strict=True))) if rows else None
-    if project is not None and project.closed_at is not None and is_hidden(session, project.id):
+    if project is not None and project.closed_at is not None and project.id in hidden_projects(session):
         raise _name_taken(name)
     return project
 
@@ -121,6 +121,12 @@ def _stored_limit(requested: int | str | None) -> int | None:
 
 def find_id(session: Session, name: str) -> str | None:
     return session.scalar(select(Project.id).where(Project.name == name))
+
+
+def get_id(session: Session, name: str, field: str | None = None) -> str:
+    if (project_id := find_id(session, name)) is None:
+        raise ProjectNotFound(f"There is no project {name[:80]!r}. Create it first, or choose another.", field=field)
+    return project_id
 
 
 def set_repository(session: Session, project_id: str, *, repo_name: str | None, repo_url: str | None) -> Project:

@@ -18,7 +18,7 @@ from core.db.prepared import Prepared
 from core.errors import JobNotFound, ProjectNotFound
 from core.jobs.states import OWNED, JobState
 from core.search.ordering import Ordering, parse_cursor
-from core.security.visibility import hidden_projects, is_hidden, seeing_everything
+from core.security.visibility import hidden_projects, seeing_everything
 
 WORKER_STALE_SECONDS = 60
 _SPEC_FIELDS = ("container", "command", "workspace")  # filter fields that are stored only in the spec's JSON
@@ -85,7 +85,7 @@ class JobPage:
 def get(session: Session, job_id: str) -> Job:
     rows = _job().rows(session, {"job_id": job_id})
     job = JOB_ROWS.make(rows[0]) if rows else None
-    if job is None or is_hidden(session, job.project_id):
+    if job is None or job.project_id in hidden_projects(session):
         raise JobNotFound(job_id)
     return job
 
@@ -269,13 +269,6 @@ def members(session: Session, array_id: str) -> list[Job]:
     if not jobs:
         raise JobNotFound(array_id)
     return jobs
-
-
-def names_workspace(session: Session, sha256: str) -> bool:
-    """Return whether one of the newest jobs has this workspace."""
-    newest = select(Job.spec_text("workspace_sha256").label("named")).where(Job.deleted_at.is_(None))
-    jobs = newest.order_by(Job.seq.desc()).limit(SORTED_JOBS).subquery()
-    return session.scalar(select(literal(1)).where(jobs.c.named == sha256).limit(1)) is not None
 
 
 def machine_condition(session: Session, machine_type: str, *, in_one_state: bool) -> ColumnElement[bool]:

@@ -1,8 +1,8 @@
 """Members of projects, and what their roles allow. In an open project everybody may at least submit."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import Row, delete, func, select
 from sqlalchemy.orm import Session
 
 from core.db.database import now
@@ -16,12 +16,6 @@ from core.security.visibility import ROLES_OF_KEY
 
 ROLES = ("viewer", "submitter", "maintainer")
 """Each includes those before it. submitter: submit, use secrets, change its own jobs; maintainer: all."""
-
-
-class Member(NamedTuple):
-    id: str  # of the user or the key
-    name: str  # address of the user, or name of the key
-    role: str
 
 
 def roles(session: Session, key_id: str) -> dict[str, str]:
@@ -42,22 +36,20 @@ def check_may_submit(session: Session, key_id: str, project: Project, *, is_admi
         )
 
 
-def members_of(session: Session, project_id: str) -> list[Member]:
-    """Return the members of a project, by name."""
+def members_of(session: Session, project_id: str) -> Sequence[Row[str, str, str]]:
+    """Return id (of the user or the key), name (address of the user or name of the key) and role of the members."""
     name = func.coalesce(User.email, ApiKey.name, ProjectMember.member).label("name")
     rows = (
-        select(ProjectMember.member, name, ProjectMember.role)
+        select(ProjectMember.member.label("id"), name, ProjectMember.role)
         .outerjoin(User, User.id == ProjectMember.member)
         .outerjoin(ApiKey, ApiKey.id == ProjectMember.member)
         .where(ProjectMember.project_id == project_id)
     )
-    return [Member(*row) for row in session.execute(rows.order_by(name, ProjectMember.member))]
+    return session.execute(rows.order_by(name, ProjectMember.member)).all()
 
 
-def put(session: Session, project: Project, named: str, role: str) -> Member:
+def put(session: Session, project: Project, named: str, role: str) -> Row[str, str, str]:
     """Give a user, by address, or a key, by id, a role in a project."""
-    if role not in ROLES:
-        raise SpecInvalid(f"{role[:40]!r} is not a role. Use {', '.join(ROLES)}.", field="role")
     member = _find(session, named)
     session.merge(ProjectMember(project_id=project.id, member=member, role=role))
     record_change(session, "member_set", f"{project.name}: {named} {role}")
@@ -72,7 +64,7 @@ def remove(session: Session, project: Project, named: str) -> None:
     _with_maintainer(session, project)
 
 
-def _with_maintainer(session: Session, project: Project) -> list[Member]:
+def _with_maintainer(session: Session, project: Project) -> Sequence[Row[str, str, str]]:
     """Return the members of a project, which has a maintainer if it is closed."""
     session.flush()
     members = members_of(session, project.id)

@@ -93,10 +93,6 @@ def hidden_projects(session: Session) -> Collection[str]:
     return hidden
 
 
-def is_hidden(session: Session, project_id: str) -> bool:
-    return project_id in hidden_projects(session)
-
-
 @event.listens_for(Session, "do_orm_execute")
 def _narrow(state: ORMExecuteState) -> None:
     if not state.is_select or state.is_column_load or state.is_relationship_load:

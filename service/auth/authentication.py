@@ -72,19 +72,16 @@ def _count_request(connection: HTTPConnection, app_state: AppState, key: ApiKey,
         connection.state.counted = True
         app_state.keys.used_from(key.id, connection.client.host if connection.client else None)
         act_as(principal.id)
-        see_as(_viewer(app_state, key.id, KeyRights.of(key.rights)))
+        see_as(viewer_of(app_state, key.id, KeyRights.of(key.rights)))
         bind(request_id=getattr(connection.state, "request_id", None), key_id=principal.id)
         app_state.limits.requests.acquire(principal.id)
     return principal
 
 
-def _viewer(app_state: AppState, key_id: str, rights: KeyRights) -> Viewer:
+def viewer_of(app_state: AppState, key_id: str, rights: KeyRights | None = None) -> Viewer:
+    rights = rights or app_state.keys.rights(key_id)
     sees_closed = key_id in app_state.settings.sign_in.administrators or rights.allows("admin")
     return Viewer(key_id, rights.projects, sees_closed)
-
-
-def viewer_of(app_state: AppState, key_id: str) -> Viewer:
-    return _viewer(app_state, key_id, app_state.keys.rights(key_id))
 
 
 def sees_projects(app_state: AppState, session: Session, key_id: str, ids: Collection[str]) -> bool:
@@ -115,11 +112,7 @@ def _check_scope(connection: HTTPConnection, key: ApiKey) -> None:
 
 
 def authorization(app_state: AppState, caller: Principal, job_ids: Collection[str]) -> Callable[[], None]:
-    """Return a function for streams of these jobs.
-
-    It raises `Unauthorized` once the caller's key or session is no longer valid, and `JobNotFound` once a job is hidden
-    from it. It may query the database, so it runs in a thread.
-    """
+    """Return a function, to call in a thread: it raises an error once the caller may no longer read these jobs."""
 
     def check() -> None:
         if caller.session_token is not None:

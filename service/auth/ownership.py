@@ -101,12 +101,14 @@ def changeable(
     pairs = set(owned)
     if is_administrator(app_state, key_id):
         return pairs
-    roles = members.roles(session, key_id)
-    shared = app_state.settings.sign_in.shared_jobs
-    owners = {owner for owner, _ in pairs} if shared else users.keys_of_same_user(session, key_id)
-    by_role = {"maintainer": pairs, "viewer": set[tuple[str, str | None]]()}
-    of_owners = {pair for pair in pairs if pair[0] in owners}
-    return {pair for pair in pairs if pair in by_role.get(roles.get(pair[1] or "", ""), of_owners)}
+    roles, keys = members.roles(session, key_id), users.keys_of_same_user(session, key_id)
+
+    def may_change(owner: str, project_id: str | None) -> bool:
+        role = roles.get(project_id or "")
+        is_owner = owner in keys or app_state.settings.sign_in.shared_jobs
+        return role == "maintainer" or (is_owner and role != "viewer")
+
+    return {pair for pair in pairs if may_change(*pair)}
 
 
 def _may_change_all(app_state: AppState, key_id: str) -> bool:

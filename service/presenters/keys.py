@@ -5,7 +5,6 @@ from sqlalchemy.orm import Session
 
 from core.db.models.credentials import ApiKey
 from core.db.models.jobs import Project
-from core.errors import ProjectNotFound
 from core.jobs import projects
 from core.jobs.costs import budgets
 from core.security import api_keys, members
@@ -32,9 +31,10 @@ def own_key_view(session: Session, app_state: AppState, caller: Principal) -> Ke
 
 
 def make_key(session: Session, app_state: AppState, wanted: CreateKey) -> CreatedKey:
+    names = wanted.projects
     rights = KeyRights(
         scope=wanted.scope,
-        projects=None if wanted.projects is None else tuple(_find_project(session, name) for name in wanted.projects),
+        projects=None if names is None else tuple(projects.get_id(session, name, "projects") for name in names),
         machine_types=None if wanted.machine_types is None else tuple(wanted.machine_types),
         max_jobs=wanted.max_jobs,
         agent=wanted.agent,
@@ -44,13 +44,6 @@ def make_key(session: Session, app_state: AppState, wanted: CreateKey) -> Create
     if wanted.budgets:
         budgets.put(session, "key", key.id, key.name, wanted.budgets)
     return CreatedKey(**_key_view(session, app_state, key, _project_names(session)).model_dump(), api_key=secret)
-
-
-def _find_project(session: Session, name: str) -> str:
-    project_id = projects.find_id(session, name)
-    if project_id is None:
-        raise ProjectNotFound(f"There is no project {name[:80]!r}. Create it first.", field="projects")
-    return project_id
 
 
 def _project_names(session: Session) -> Mapping[str, str]:

@@ -80,16 +80,12 @@ class ProjectView(View):
 
 
 Role: TypeAlias = Literal["viewer", "submitter", "maintainer"]
-_ROLE = (
-    "viewer: read; submitter: also submit, and change its own jobs; maintainer: also change the jobs of others, the "
-    "project, its members, secrets, registries and storage"
-)
 
 
 class SetMember(RequestModel):
     """The role of a member."""
 
-    role: Role = Field(description=_ROLE)
+    role: Role = Field(description="viewer: read; submitter: also submit; maintainer: also change all of the project")
 
 
 class MemberView(View):
@@ -97,7 +93,7 @@ class MemberView(View):
 
     id: str = Field(description="of the user, or of the API key if it is no user's")
     name: str = Field(description="address of the user, or name of the key")
-    role: Role = Field(description=_ROLE)
+    role: Role
 
 
 class Members(View):

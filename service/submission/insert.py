@@ -95,10 +95,7 @@ def _follow(session: Session, first: Job) -> None:
 def find_project(
     session: Session, viewer: Viewer, project_id: str | None, name: str | None, *, create: bool = True
 ) -> tuple[Project, bool]:
-    """Return the project to which a key may submit, and whether it was created now; with an empty id if not `create`.
-
-    Called with what the key sees.
-    """
+    """Return a project that a key may submit to, and whether it is new; with an empty id if not `create`."""
     if project_id is not None:
         project: Project | None = queries.project(session, project_id)
     else:

@@ -3,10 +3,14 @@
 from dataclasses import replace
 from typing import BinaryIO
 
+from sqlalchemy import select
+
+from core.db.models.jobs import Job
+from core.db.models.schedules import Schedule
+from core.db.models.sweeps import Sweep
 from core.errors import StoreUnavailable, WorkspaceNotFound
 from core.jobs import queries
 from core.jobs.spec.job_spec import JobSpec
-from core.jobs.templates import templates
 from core.security.visibility import hidden_projects
 from core.storage.workspaces import StoredWorkspace
 from core.storage.workspaces.limits import WorkspaceLimits
@@ -29,7 +33,12 @@ def may_use_workspace(app_state: AppState, key_id: str, sha256: str) -> bool:
     with app_state.database.read() as session:
         if not hidden_projects(session) or app_state.workspaces.was_sent_by(sha256, key_id):
             return True
-        return queries.names_workspace(session, sha256) or templates.names_workspace(session, sha256)
+        for table in (Job, Schedule, Sweep):
+            named = select(table.spec_json["workspace_sha256"].as_string().label("digest")).order_by(table.seq.desc())
+            newest = named.limit(queries.SORTED_JOBS).subquery()
+            if session.scalar(select(newest.c.digest).where(newest.c.digest == sha256).limit(1)):
+                return True
+    return False
 
 
 def check_stored(app_state: AppState, key_id: str, sha256: str | None) -> None:

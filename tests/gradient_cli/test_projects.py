@@ -39,6 +39,8 @@ def test_an_id_comes_before_a_name(cli):
         (["--max-running", "none"], {"maxRunning": None}),
         (["--keepLogsDays", "7", "--keepArtifactsDays", "forever"], {"keepLogsDays": 7, "keepArtifactsDays": None}),
         (["--keepLogsDays", "default"], {"keepLogsDays": "default"}),
+        (["--closed"], {"closed": True}),
+        (["--open"], {"closed": False}),
     ],
 )
 def test_only_what_is_named_is_changed(cli, server, arguments, sent):
@@ -114,3 +116,21 @@ def test_following_a_removed_log_says_so_and_ends(cli, server, protocol, pruned)
     followed = cli.run_process("jobs", "logs", pruned, "--follow")
     assert followed.returncode == 0
     assert "The log was removed: kept 30 days. (" in followed.stderr
+
+
+def test_members_get_roles_and_lose_them(cli, server):
+    server.on("PUT", "/projects/pr1/members/ann%40example.org", {})
+    server.on("PUT", "/projects/pr1/members/k1", {})
+    server.on("DELETE", "/projects/pr1/members/k2", {})
+    server.on("GET", "/projects/pr1/members", {"members": [{"id": "k1", "name": "robot", "role": "viewer"}]})
+    done = cli(
+        "projects", "members", "vision", "--set", "ann@example.org=maintainer", "--set", "k1=viewer", "--remove", "k2"
+    )
+    assert (done.returncode, done.stdout.split()[-3:]) == (0, ["robot", "k1", "viewer"]), done.stderr
+    [sent] = server.requests_to("PUT", "/projects/pr1/members/ann%40example.org")
+    assert sent.json == {"role": "maintainer"}
+    assert len(server.requests_to("DELETE", "/projects/pr1/members/k2")) == 1
+    for wrong in ("ann@example.org", "=viewer", "ann="):
+        refused = cli("projects", "members", "vision", "--set", wrong)
+        assert refused.returncode == 2
+        assert "MEMBER=ROLE" in refused.stderr

@@ -88,11 +88,6 @@ def count_of_project(session: Session, project_id: str) -> int:
     return sum(session.scalar(count) or 0 for count in counts)
 
 
-def names_workspace(session: Session, sha256: str) -> bool:
-    named = (select(table.seq).where(table.spec_json["workspace_sha256"].as_string() == sha256) for table in _TABLES)
-    return any(session.scalar(query.limit(1)) is not None for query in named)
-
-
 def needed_workspaces(session: Session) -> set[str]:
     """Return the digests of the workspaces that schedules and sweeps need."""
     named = (select(table.spec_json["workspace_sha256"].as_string()).where(_creating(table)) for table in _TABLES)

@@ -84,10 +84,7 @@ def _page(
         values = {
             "receivers": shown,
             "messages": {name: [DeliveryView.of(message) for message in last[name]] for name in last},
-            "mine": {
-                owner
-                for owner, _ in changeable(session, app_state, caller.id, [(view.owner_key, None) for view in shown])
-            },
+            "mine": dict(changeable(session, app_state, caller.id, [(view.owner_key, None) for view in shown])),
             "projects": [project.name for project in queries.projects(session)],
             "events": ", ".join(DEFAULT_EVENTS),
         }

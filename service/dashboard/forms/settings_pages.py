@@ -128,12 +128,7 @@ def revoke_key(
 
 
 def _project_id(session: Session, name: str) -> str:
-    if not name:
-        return ALL_PROJECTS
-    project_id = projects.find_id(session, name)
-    if project_id is None:
-        raise ProjectNotFound(f"There is no project {name[:80]!r}. Choose one from the list.")
-    return project_id
+    return projects.get_id(session, name) if name else ALL_PROJECTS
 
 
 def _stored_page(

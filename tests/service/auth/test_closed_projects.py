@@ -178,3 +178,11 @@ def test_a_job_waits_for_no_hidden_one_and_ends_with_one_that_it_no_longer_sees(
     client.delete(f"{red[0]}/members/{bob[0]}")
     assert client.post(f"/jobs/{red[1]}/stop").status_code == 200
     assert client.get(f"/jobs/{waiting}", headers=bob[1]).json()["state"] == "Cancelled"
+
+
+def test_the_page_of_a_project_shows_its_members(client, bob, join):
+    join(bob[0], "viewer")
+    page = client.get("/ui/runs?q=project:red", headers=bob[1]).text
+    members = page.partition('<dd id="members">')[2].partition("</dd>")[0]
+    assert [name in members for name in ("tests", "maintainer", "bob", "viewer")] == [True] * 4
+    assert "gradient-cli projects update red --open" in page

@@ -70,7 +70,11 @@ OTHERS = {
 }
 """Other parameters of paths."""
 
-ACTIONS = {"change_schedule": {"action": "suspend"}, "change_sweep": {"action": "pause"}}
+ACTIONS = {
+    "change_schedule": {"action": "suspend"},
+    "change_sweep": {"action": "pause"},
+    "change_worker": {"action": "drain"},
+}
 
 
 def submission(ids):
