@@ -9,29 +9,24 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
-from core.jobs import lifecycle
-from core.jobs.guarded_updates import with_values
 from core.jobs.states import JobState
 from core.system.untrusted_folders import folder_state, move, remove_tree
 from worker.attempt.control import AttemptControl
-from worker.attempt.monitor import end_time, with_exit_reason
 from worker.attempt.outputs.collection import CollectedOutputs
 from worker.attempt.pipeline import AttemptRun
-from worker.backends.base import Exit, Handle, JobPython, LaunchSpec
+from worker.backends.base import Handle, JobPython, LaunchSpec
 from worker.backends.process.job_sandbox import PRIVATE_FOLDERS
 from worker.backends.process.shared_sandbox import MemberSpec, SharedSandbox
 from worker.context import WorkerContext
 from worker.environments.cache import LINK, is_of_attempt
 from worker.environments.prepare import FOLDER, find_layer
-from worker.runner.control_files import may_have_launched, read_exit_time
+from worker.runner.control_files import may_have_launched
 
 SHORT_SECONDS = 1.0  # longest time of a member, start and end included, after which further ones are taken for short
 _AT_ONCE_SECONDS = 0.3  # a member that runs longer is recorded as running
@@ -90,15 +85,6 @@ class ShortArrays:
                 self._ids.pop(oldest, None)
 
 
-class _Ended(NamedTuple):
-    """A member whose command has ended, of which nothing is recorded."""
-
-    job: Job
-    handle: Handle
-    end: Exit
-    at: float  # of `time.monotonic()`
-
-
 class MemberRun(AttemptRun):
     """Runs an attempt that is likely to be short.
 
@@ -118,8 +104,6 @@ class MemberRun(AttemptRun):
         super().__init__(context, job, control)
         self._slot = slot
         self._claim = claim
-        self._held_at = time.monotonic(), job.heartbeat_at or datetime.now(UTC)  # by the database's clock, too
-        self._ended: _Ended | None = None
         self._closing = False
         self._same: dict[str, _State] = {}  # its folders that the next member may get, as they were before its command
         self._passes_python = False
@@ -161,18 +145,9 @@ class MemberRun(AttemptRun):
         states = {name: self._same.get(name) or folder_state(root / name) for name in names}
         self._same = {name: state for name, state in states.items() if state}
 
-    def _record_launch(self, handle: Handle) -> None:
-        self._requests.start_unrecorded = True
+    def _may_have_ended(self, handle: Handle) -> bool:
         self._backend.await_end(handle, _AT_ONCE_SECONDS)
-        requested = self._requests.stop_requested or self._requests.contact_lost or self._requests.detached
-        end = None if requested else self._backend.ended(handle)
-        if end is None or end.memory_bytes is not None:
-            super()._record_launch(handle)
-            return
-        at = end_time(end.at or read_exit_time(self._scratch.control), handle["began"])
-        self._ended = _Ended(self.job, handle, with_exit_reason(end, self.job, self._scratch), at)
-        values = {"exit_code": end.code, "reason": self._ended.end.reason or "process_lost"}
-        self.job = with_values(self.job, state=JobState.FINISHING, handle=handle, **values)
+        return True
 
     def _is_workspace_unchanged(self) -> bool:
         return self._is_same("workspace")
@@ -198,8 +173,6 @@ class MemberRun(AttemptRun):
     def _transition(self, action: Callable[[Session], Job]) -> None:
         def act(session: Session) -> Job:
             self.next = None
-            if self._ended is not None:
-                self._record(session, self._ended)
             moved = action(session)
             if self._closing and self._context.link is None:
                 self.next = self._claim(session)
@@ -208,15 +181,3 @@ class MemberRun(AttemptRun):
         super()._transition(act)
         if self._closing and self._context.link is not None:
             self.next = self._claim(None)
-        self._ended = None
-        self._requests.start_unrecorded = False
-
-    def _record(self, session: Session, ended: _Ended) -> None:
-        """Record that a command has run and ended, at the times at which it did by the database's clock."""
-        clock, held_at = self._held_at
-        began, at = (held_at + timedelta(seconds=seconds - clock) for seconds in (ended.handle["began"], ended.at))
-        end, start = ended.end, (ended.handle, began)
-        reason = end.reason or "process_lost"
-        lifecycle.mark_finishing(
-            session, ended.job, reason, detail=end.detail, exit_code=end.code, began=start, ended_at=at
-        )

@@ -113,16 +113,15 @@ def mark_running(session: Session, job: Job, handle: dict[str, Any], at: ColumnE
         phase="running",
         phase_detail=None,
     )
-    update_attempt(
-        session,
-        moved,
-        started_at=moved.started_at,
-        image_digest=moved.image_digest,
-        gpus=handle.get("gpus"),
-        allocation=handle.get("allocation"),
-    )
+    update_attempt(session, moved, **_start_values(handle, moved.started_at))
     _add_started(session, moved, source, handle)
     return moved
+
+
+def _start_values(handle: dict[str, Any], started_at: datetime | None) -> dict[str, Any]:
+    """Return the columns of an attempt whose command has begun."""
+    machine = {"gpus": handle.get("gpus"), "allocation": handle.get("allocation")}
+    return {"started_at": started_at, "image_digest": handle.get("image"), **machine}
 
 
 def _add_started(session: Session, job: Job, source: JobState, handle: dict[str, Any]) -> None:
@@ -161,7 +160,7 @@ def mark_finishing(
 ) -> Job:
     """Record that the command ended or could not be started: `→ finishing`, with the reason."""
     source = job.state
-    start: dict[str, Any] = {} if began is None else {"started_at": began[1]}
+    start: dict[str, Any] = {} if began is None else {"started_at": began[1], "image_digest": began[0].get("image")}
     if reason == "stopped_by_user" and (cause := _stop_cause(session, job)) is not None:
         reason, detail = "stopped_by_sweep", cause
     moved = transition(
@@ -177,7 +176,7 @@ def mark_finishing(
         **start,
     )
     end = {"ended_at": moved.ended_at, "exit_code": exit_code, "reason": reason, "reason_detail": detail}
-    update_attempt(session, moved, **end, **start)
+    update_attempt(session, moved, **end, **(_start_values(*began) if began is not None else {}))
     if began is not None:
         _add_started(session, moved, source, began[0])
         source = JobState.RUNNING

@@ -6,22 +6,20 @@ its row.
 
 import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
-from core.errors import GradientError, LeaseLost, StoreUnavailable
-from core.jobs import kept_jobs, lifecycle, queries
+from core.errors import LeaseLost, StoreUnavailable
+from core.jobs import kept_jobs, lifecycle
 from core.jobs.costs import limits
 from core.jobs.reasons import reason_message
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.nodes import PREPARED_PHASE
 from core.jobs.spec.image_options import DOCKERFILE
-from core.jobs.states import WAITING_PHASE, JobState
+from core.jobs.states import JobState
 from core.jobs.tracking import job_notes, trackers
 from core.system.failpoints import failpoint
 from worker.attempt import job_environment, nodes
@@ -32,7 +30,8 @@ from worker.attempt.job_environment import LaunchSecrets
 from worker.attempt.kept_jobs import keep, may_keep, wait_for_user
 from worker.attempt.monitor import ArtifactSync, JobMonitor, began, database_time
 from worker.attempt.outputs.collection import CollectedOutputs, Collection
-from worker.attempt.outputs.recorder import EventFileReads, OutputRecorder, build_log, open_log_shipper
+from worker.attempt.outputs.recorder import EventFileReads, OutputRecorder, build_log
+from worker.attempt.record import DATABASE_PAUSE_SECONDS, AttemptRecord
 from worker.attempt.self_fence import contact_lost_detail
 from worker.attempt.spans import AttemptSpans
 from worker.backends import base
@@ -45,7 +44,6 @@ from worker.service_link.storage import fetch_storage
 
 logger = logging.getLogger(__name__)
 
-DATABASE_PAUSE_SECONDS = 2.0
 TEARDOWN_PAUSE_SECONDS = 5.0
 _COLLECT_SECONDS = 900.0  # an outage of the bucket is waited for, but a machine is not held for hours
 STOPPED_COLLECT_SECONDS = 60.0  # after a stop: enough for a disk that is full only for a moment to lose no output
@@ -55,23 +53,16 @@ _FAILURE_RESET_SECONDS = 300.0
 _BY_BROKEN_GPU = frozenset({"exit_nonzero", "killed", "signalled"})  # ends for which a broken GPU may be to blame
 
 
-class AttemptRun:
+class AttemptRun(AttemptRecord):
     """Runs one attempt for its supervisor.
 
     `job`: the row as it was claimed or adopted; the attribute `job` holds its latest state.
     """
 
     def __init__(self, context: WorkerContext, job: Job, control: AttemptControl) -> None:
-        self.job = job
-        self._context = context
-        self._requests = control
-        self._scratch = context.scratch(job.id, job.attempt)
-        self._backend = context.backend(job.backend)
-        # once: some of a process depend on the number of keys
-        self._capabilities = self._backend.capabilities.for_image(job.image)
+        super().__init__(context, job, control)
         self._spans = AttemptSpans(job)
         self._spec: LaunchSpec | None = None  # while the job waits elsewhere
-        self._set_waiting()
 
     def run(self) -> None:
         """Run the whole attempt, starting from its current state.
@@ -133,13 +124,23 @@ class AttemptRun:
         if handle is None:
             self._mark_finishing(Exit(0, "built", self.job.image_digest))
             return
-        self._record_launch(handle | began())
+        self._requests.start_unrecorded = True
+        self._record_launch(began() | handle)
+        failpoint("running")
 
     def _record_launch(self, handle: Handle) -> None:
-        self._requests.start_unrecorded = True
-        self._transition(lambda session: self._record_start(session, handle))
-        self._requests.start_unrecorded = False
-        failpoint("running")
+        may_have_ended, requests = self._may_have_ended(handle), self._requests
+        requested = requests.stop_requested or requests.contact_lost or requests.detached
+        end = self._backend.ended(handle) if may_have_ended and not requested else None
+        if end is None or end.memory_bytes is not None:
+            self._transition(lambda session: self._record_start(session, handle))
+            return
+        self._leave_unrecorded(handle, end)
+
+    def _may_have_ended(self, handle: Handle) -> bool:
+        """Return whether a command may have ended by now: one that has waited elsewhere, with one node."""
+        del handle
+        return self._capabilities.own_queue and self.job.spec.nodes is None
 
     def _record_start(self, session: Session, handle: Handle) -> Job:
         """Record that the command runs; or that it ended unrecorded, so that it is started again as any such job."""
@@ -371,45 +372,6 @@ class AttemptRun:
 
     def _set_phase(self, phase: str, detail: str | None = None) -> None:
         self._transition(lambda session: lifecycle.set_phase(session, self.job, phase, detail))
-
-    def _transition(self, action: Callable[[Session], Job]) -> None:
-        """Retry one write until the database answers; the job keeps running meanwhile."""
-        uncertain = False
-        while True:
-            try:
-                job = self._context.write(action)
-            except LeaseLost:
-                done = self._find_applied() if uncertain else None
-                if done is None:
-                    raise
-                self.job = done
-                return
-            except StoreUnavailable:
-                uncertain = True
-                self._save_output()
-                self._requests.pause(DATABASE_PAUSE_SECONDS)
-            else:
-                self._context.logs.notify_followers(job.id)
-                self.job = job
-                self._set_waiting()
-                return
-
-    def _set_waiting(self) -> None:
-        """Free the slot of a job that only waits, or that runs and ends where it uses nothing of this host."""
-        runs_elsewhere = self._capabilities.own_queue and self.job.state is not JobState.STARTING
-        self._requests.set_waiting(waiting=self.job.phase == WAITING_PHASE or runs_elsewhere)
-
-    def _save_output(self) -> None:
-        """Store the output so far: this host may be declared lost before the database is back."""
-        if (self._scratch.control / "log").exists():
-            with suppress(OSError, GradientError), open_log_shipper(self._context, self.job, self._scratch) as log:
-                log.ship()
-
-    def _find_applied(self) -> Job | None:
-        """Return the row if our write was applied although its answer was lost; else None."""
-        with self._context.database.read() as session:
-            row = queries.get_row(session, self.job.id)
-        return row if row is not None and row.lease == self.job.lease and row.state is not self.job.state else None
 
 
 def run_attempt(

@@ -8,7 +8,6 @@ from support.deployment import wait_until
 from core.db.database import Database
 from core.errors import StoreUnavailable
 from core.jobs import lifecycle, queries
-from worker.attempt import pipeline
 from worker.attempt.control import AttemptControl
 from worker.attempt.pipeline import AttemptRun, run_attempt
 from worker.runner.control_files import read_exit_code
@@ -68,7 +67,7 @@ def test_a_command_that_ends_while_the_database_is_away(host, claim, monkeypatch
         return record(*arguments, **options)
 
     monkeypatch.setattr(lifecycle, step, refuse)
-    monkeypatch.setattr(pipeline, "DATABASE_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("worker.attempt.record.DATABASE_PAUSE_SECONDS", 0.1)
     job = claim("true")
     run_attempt(host, job, AttemptControl())
     assert len(until) > 1

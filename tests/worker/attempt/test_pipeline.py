@@ -297,7 +297,7 @@ class TestOverPostgresql:
         self, host, claim, database, monkeypatch, caplog
     ):
         """More of them than an attempt has failures."""
-        monkeypatch.setattr(module, "DATABASE_PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr("worker.attempt.record.DATABASE_PAUSE_SECONDS", 0.01)
         monkeypatch.setattr(module, "FAILURE_PAUSE_SECONDS", 0.01)
         job = claim("echo done")
         started = AttemptRun(host, job, AttemptControl())
