@@ -92,7 +92,7 @@ class EnvironmentCache:
         """
         folder = self.folder_of(wanted)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with self._locked(folder, partial(progress.announce, waits=True), progress.check) as lock:
+        with self._locked(folder, partial(progress.announce, waits=True), progress.check, uses=True) as lock:
             missing = not folder.is_dir()
             if missing:
                 progress.announce(waits=False)
@@ -225,10 +225,13 @@ class EnvironmentCache:
         return folders
 
     @contextlib.contextmanager
-    def _locked(self, folder: Path, on_wait: Callable[[], None], check: Check) -> Iterator[int]:
-        """Hold the lock of an environment; yields its descriptor."""
+    def _locked(self, folder: Path, on_wait: Callable[[], None], check: Check, *, uses: bool = False) -> Iterator[int]:
+        """Hold the lock of an environment; of one that is here, together with others that only use it.
+
+        Yields the descriptor of the lock.
+        """
         path, waited = _lock_of(folder), False
-        while (descriptor := _try_lock(path)) is None:
+        while (descriptor := _try_lock(path, fcntl.LOCK_SH if uses and folder.is_dir() else fcntl.LOCK_EX)) is None:
             if not waited:
                 waited = True
                 on_wait()
@@ -251,12 +254,12 @@ def site_packages(environment: Path) -> Path:
     raise FileNotFoundError(errno.ENOENT, "The environment has no folder of packages", str(environment))
 
 
-def _try_lock(path: Path) -> int | None:
+def _try_lock(path: Path, kind: int) -> int | None:
     """Lock a file and return its descriptor; None if another process or thread has locked it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             if _is_same(path, descriptor):
                 os.utime(descriptor)
                 return descriptor

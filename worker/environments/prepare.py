@@ -3,6 +3,7 @@
 import os
 import platform
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from packaging.specifiers import SpecifierSet
 
 from core.db.models.jobs import Job
 from core.jobs.tracking import job_notes
+from core.system.filesystem import write_atomically
 from core.system.untrusted_folders import measure_used_bytes, opened_beneath, opened_folder, remove_tree
 from core.system.uv_program import uv_program
 from gradient_cli import wheel
@@ -37,7 +39,6 @@ _NVIDIA = Path("/proc/driver/nvidia")
 FOLDER = "python"  # its name in a scratch folder
 _PIP = '#!/bin/sh\nexec "${0%/*}/python" -m pip "$@"\n'
 _PTH = "import site; site.addsitedir({!r})\n"
-_ARCHIVE = "gradient_jobs.zip"
 _FOR_UV = "for-uv"
 
 
@@ -301,12 +302,25 @@ def create_layer(scratch: Path, shared: Path, confirm: Callable[[], None], *, fo
     for name in ("python", "pip"):
         (programs / f"{name}3").symlink_to(name)
         (programs / version.replace("python", name)).symlink_to(name)
-    (packages / _ARCHIVE).write_bytes(wheel.build_library())  # the SDK, as an archive that pip does not know
-    # After the packages below, whose own gradient_jobs takes precedence.
-    (packages / "gradient.pth").write_text(f"{_PTH.format(str(below))}{_ARCHIVE}\n", encoding="utf-8")
+    # The SDK after the packages below, whose own gradient_jobs takes precedence.
+    library = _provide_library(shared, packages)
+    (packages / "gradient.pth").write_text(f"{_PTH.format(str(below))}{library}\n", encoding="utf-8")
     if for_uv:
         (folder / _FOR_UV).touch()
     return JobPython(folder, shared, interpreter, for_uv)
+
+
+def _provide_library(shared: Path, own: Path) -> Path:
+    """Return the archive of the SDK: one for all jobs of an environment, unless that is another user's."""
+    content = wheel.build_library()
+    name = f"gradient_jobs-{zlib.crc32(content):08x}.zip"
+    if not (shared / name).exists():
+        try:
+            write_atomically(shared / name, content, durable=False, mode=0o644)
+        except OSError:
+            write_atomically(own / name, content, durable=False, mode=0o644)
+            return own / name
+    return shared / name
 
 
 def find_layer(scratch: Path) -> JobPython:

@@ -209,7 +209,7 @@ def test_a_layer_has_the_sdk_unless_the_job_installs_its_own(index, cache, attem
         return subprocess.check_output(["sh", "-ec", command], env=environment, cwd=tmp_path, text=True).strip()
 
     program = "import gradient_jobs as g; g.log(step=1, loss=0.5); g.Client('http://127.0.0.1:1'); print(g.__file__)"
-    assert run(f'python -c "{program}"').startswith(f"{layer.folder}/lib/")
+    assert run(f'python -c "{program}"').startswith(f"{folder}/gradient_jobs-")
     assert '"loss": 0.5' in (tmp_path / "metrics.jsonl").read_text()
     assert "gradient" not in run("pip list")
     (site_packages(layer.folder) / "gradient_jobs.py").write_text("")
