@@ -26,7 +26,7 @@ from core.jobs.scheduling.wait_status import WaitStatus, wait_statuses
 from core.jobs.spec.arrays import array_name
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.spec.params import Value
-from core.jobs.states import OWNED, JobState
+from core.jobs.states import OWNED, WAITING_PHASE, JobState
 from core.jobs.tracking import job_notes, params
 from core.jobs.tracking.array_totals import MembersInState, count_members
 from core.security import api_keys
@@ -329,6 +329,8 @@ def job_reason(job: Job, waits: WaitStatus | None, current: datetime) -> tuple[s
         return waits.reason, reason_message(waits.reason, waits.detail)
     if job.heartbeat_at is not None and is_silent(job, current):
         return "worker_unresponsive", reason_message("worker_unresponsive", format_moment(job.heartbeat_at))
+    if job.phase == WAITING_PHASE:
+        return job.reason, job.phase_detail
     return job.reason, _reason_message(job.reason, job.reason_detail)
 
 

@@ -270,7 +270,8 @@ _SHOWN_LISTS = (
 
 def _fields(job: dict[str, Any]) -> dict[str, str]:
     position = job.get("queuePosition")
-    phase = " · ".join(str(job[name]) for name in ("phase", "phaseDetail") if job.get(name))
+    said = job.get("message")
+    phase = " · ".join(str(job[name]) for name in ("phase", "phaseDetail") if job.get(name) not in (None, said))
     exact = {
         "id": str(job["id"]),
         "name": str(job.get("name") or ""),
@@ -305,7 +306,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     exact |= {"log": gone.get("logs", ""), "artifacts": gone.get("artifacts", "")}
     times = {name: format_moment_and_age(job.get(f"{name}At")) for name in ("created", "started", "finished")}
     spent = format_cost(job, str(job.get("machineType") or "")) + arrays.describe_ceiling(job)
-    cost = " at ".join(filter(None, (spent, format_price(job))))
+    cost = " at ".join(filter(None, (spent, format_price(job) if job.get("pricePerHour") else "")))
     ran = format_duration(job.get("durationSeconds"))
     return {**exact, **times, "ran": ran, arrays.cost_label(job): cost, "link": str(job.get("url") or "")}
 
