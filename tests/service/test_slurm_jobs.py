@@ -101,6 +101,7 @@ def test_log_exit_code_and_artifacts_come_back(jobs, client):
     job_id = jobs.submit(command, envVars={"GREETING": "it's $HOME"})
     job = jobs.reach(job_id, "Failed")
     assert (job["backend"], job["exitCode"], job["simulated"]) == ("slurm", 3, False)
+    assert job["slurm"]["partition"] == "main"
     (line,) = jobs.log(job_id)
     number, _, greeting = line.partition(" ")
     assert number.isdecimal()
@@ -127,9 +128,10 @@ def closed(slurm):
     opens()
 
 
-def test_a_waiting_job_shows_slurms_reason_and_is_adopted(jobs, worker, closed):
+def test_a_waiting_job_shows_slurms_reason_and_is_adopted(jobs, worker, closed, client):
     job_id = jobs.submit("echo ran; sleep 600")
     wait_until(lambda: "artition" in (jobs.get(job_id)["phaseDetail"] or ""), "Slurm's reason")
+    assert client.get(f"/jobs/{job_id}/why").json()["message"] == jobs.get(job_id)["phaseDetail"]
     worker.stop()
     worker.start()
     closed()
@@ -140,6 +142,16 @@ def test_a_waiting_job_shows_slurms_reason_and_is_adopted(jobs, worker, closed):
     jobs.stop(job_id)
     assert jobs.reach(job_id, "Cancelled")["reason"] == "stopped_by_user"
     assert jobs.log(job_id)[0] == "ran"
+
+
+def test_a_job_that_ran_while_its_worker_was_away_has_run_as_long_as_it_has(jobs, worker, closed, slurm):
+    job_id = jobs.submit("sleep 4", machineType="pair")
+    wait_until(lambda: slurm.run("squeue", "-h"), "Slurm to have it")
+    worker.stop()
+    closed()
+    wait_until(lambda: not slurm.run("squeue", "-h"), "it to end")
+    worker.start()
+    assert jobs.reach(job_id, "Stopped")["gpuHours"] == pytest.approx(2 * 4 / 3600, rel=0.3)
 
 
 def test_a_stopped_job_saves_within_its_grace_period(jobs):

@@ -1,5 +1,8 @@
 """A backend with the folders that a worker would give it."""
 
+import threading
+from dataclasses import replace
+
 from support.deployment import wait_until
 
 from core.ids import new_id
@@ -9,7 +12,7 @@ from core.storage.artifacts.store import DirectoryStore
 from core.storage.shared.folders import SharedStorage
 from worker.attempt.scratch import Scratch
 from worker.backends import make_backend
-from worker.backends.base import LaunchSpec
+from worker.backends.base import LaunchSpec, WaitsElsewhere, no_check
 
 
 class BackendHarness:
@@ -58,9 +61,20 @@ class BackendHarness:
         )
 
     def launch(self, spec, confirm=lambda: None, progress=lambda *_: None):
-        handle = self.backend.launch(spec, confirm, progress)
-        self.made.append(handle)
-        return handle
+        """Launch, and again when it no longer waits elsewhere, unless the spec has a `resume` of its own."""
+        waits, resumed = spec.resume is no_check, threading.Event()
+        spec = replace(spec, resume=resumed.set) if waits else spec
+        while True:
+            try:
+                handle = self.backend.launch(spec, confirm, progress)
+            except WaitsElsewhere:
+                if not waits:
+                    raise
+                resumed.wait(1)
+                resumed.clear()
+            else:
+                self.made.append(handle)
+                return handle
 
     def running(self, command, **options):
         """Launch a job that prints `up` first, wait for that, and return its spec and handle."""

@@ -139,8 +139,7 @@ class LaunchSpec:
     is_first_node: bool = False  # whether other nodes join its network
     first_node: tuple[str, int] | None = None  # job and attempt of rank 0, whose network it shares; None: its own
     check: Callable[[], None] = no_check  # raises if the start must be aborted; cheap, and usable from any thread
-    resume: Callable[[], None] | None = None
-    """Has an attempt that waits elsewhere launched again; None: `launch` waits itself."""
+    resume: Callable[[], None] = no_check  # has an attempt that waits elsewhere launched again
     together: bool = False  # whether it may be submitted with other members of its array, by `submit_members`
     before_launch: Callable[[], None] = no_check  # called when its folders are ready for the command
 

@@ -33,12 +33,12 @@ from worker.backends.base import (
 )
 from worker.backends.port_forwarder import PortForwarder
 from worker.backends.slurm import job_exec, nodes, submission
-from worker.backends.slurm.arrays import attempt_of, key_of, unlink_member
 from worker.backends.slurm.commands import Commands, SlurmError
 from worker.backends.slurm.containers import Containers, image_digest
-from worker.backends.slurm.ends import EndedJobs
+from worker.backends.slurm.ends import EndedJobs, modified
 from worker.backends.slurm.follower import PENDING, RUNNING, Follower, is_started
 from worker.backends.slurm.node import USAGE_FILE
+from worker.backends.slurm.submission import attempt_of, key_of, unlink_member
 from worker.backends.slurm.submitter import ID_FILE, Submitter
 from worker.backends.slurm.text import SlurmJob
 from worker.runner.control_files import (
@@ -50,7 +50,7 @@ from worker.runner.control_files import (
 from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream, SocketStream
 
 _NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
-_NUMBER_FILE = "slurm_number"  # of the job, which is not that of its array
+_NUMBER_FILE = "slurm_number"  # of the job, which is not that of its array, and its partition
 _KILLED_FILE = "killed"
 _ALONE_FILE = "alone"  # written by a batch script beside which nothing of the job is left
 _ALONE_SECONDS = 0.1  # between looks for it
@@ -98,8 +98,12 @@ class SlurmBackend(Backend):
         handle = spec.base_handle() | image_digest(spec.control)
         handle |= {"ports": [(port.external, port.internal) for port in spec.ports]}
         names = nodes.list_names(self._commands, spec, job.nodes)
-        allocation = {"zone": job.partition, "name": job_id, "type": "slurm", "url": None, "addresses": names}
-        return handle | {"allocation": allocation, "stop_grace": spec.job_spec.stop_grace}
+        partition = job.partition or (read_control(spec.control, _NUMBER_FILE) or "").partition(" ")[2]
+        allocation = {"zone": partition, "name": job_id, "type": "slurm", "url": None, "addresses": names}
+        started_at = modified(spec.control / "started") if is_started(spec.control) else None
+        ran = max(0.0, time.time() - started_at) if started_at is not None else 0.0
+        times = {"began": time.monotonic() - ran, "stop_grace": spec.job_spec.stop_grace}
+        return handle | times | {"allocation": allocation}
 
     def submit_members(self, names: Collection[str], limit: int | None) -> None:
         self._submitter.submit_members(names, limit)
@@ -118,22 +122,17 @@ class SlurmBackend(Backend):
         return self._containers.images.prune(everything=everything, dry_run=dry_run)
 
     def _await_start(self, spec: LaunchSpec, progress: Progress) -> SlurmJob:
-        """Wait until the job no longer does, in Slurm's queue."""
-        while True:
-            spec.check()
-            job = self._follower.job(spec.name)
-            if job is not None and job.state not in PENDING:
-                return job
-            if is_started(spec.control) and spec.job_spec.nodes is None:  # of several nodes, Slurm has the names
-                return job or SlurmJob("", "RUNNING", spec.name)
-            if self._follower.is_missing(spec.name):
-                raise LaunchError("slurm_cancelled", "Slurm no longer knows the job, which never began")
-            resumed = threading.Event()
-            report = partial(progress, WAITING_PHASE)
-            self._follower.await_start(spec.name, spec.control, report, spec.resume or resumed.set)
-            if spec.resume is not None:
-                raise WaitsElsewhere
-            resumed.wait(_CHECK_SECONDS)
+        """Return a job that waits no longer in Slurm's queue. Raises `WaitsElsewhere`: it does."""
+        spec.check()
+        job = self._follower.job(spec.name)
+        if job is not None and job.state not in PENDING:
+            return job
+        if is_started(spec.control) and spec.job_spec.nodes is None:  # of several nodes, Slurm has the names
+            return job or SlurmJob("", "RUNNING", spec.name)
+        if self._follower.is_missing(spec.name):
+            raise LaunchError("slurm_cancelled", "Slurm no longer knows the job, which never began")
+        self._follower.await_start(spec.name, spec.control, partial(progress, WAITING_PHASE), spec.resume)
+        raise WaitsElsewhere
 
     def _follow(self, name: str, control: Path) -> None:
         if not self._follower.follows(name):
@@ -176,26 +175,31 @@ class SlurmBackend(Backend):
         self._signal_batch(handle, "HUP")
 
     def _signal_batch(self, handle: Handle, name: str) -> None:
-        job_id = read_control(Path(handle["control"]), ID_FILE)
-        if job_id is not None:
-            self._scancel("--batch", "--state=RUNNING", f"--signal={name}", job_id)
+        control = Path(handle["control"])
+        if (job_id := read_control(control, ID_FILE)) is not None:
+            self._scancel(control, "--batch", "--state=RUNNING", f"--signal={name}", job_id)
 
     def _cancel(self, handle: Handle) -> None:
         name, control = handle["name"], Path(handle["control"])
         if key_of(control) == name:
-            self._scancel("--signal=KILL", f"--name={name}", f"--user={self._commands.user}")
+            self._scancel(control, "--signal=KILL", f"--user={self._commands.user}")
             return
-        until, job_id = time.monotonic() + _END_SECONDS, read_control(control, ID_FILE)
-        while job_id is None and not self._follower.is_missing(name) and time.monotonic() < until:
+        until = time.monotonic() + _END_SECONDS
+        while (job := self._follower.job(name)) is None and time.monotonic() < until:
+            if self._follower.is_missing(name):
+                return
             self._follower.wait_for_answer(_CHECK_SECONDS)
-            job = self._follower.job(name)
-            job_id = job.id if job is not None else None
-        if job_id is not None:
+        if job is not None:
+            self._scancel(control, "--state=RUNNING", "--signal=KILL", job.id)
+        if job is not None and not self._follower.is_missing(name, 1):
             # With a signal or another filter, scancel ends all members that wait, whichever it was given.
-            self._scancel("--state=RUNNING", "--signal=KILL", job_id)
-            self._scancel(job_id)
+            self._run_scancel(job.id)
 
-    def _scancel(self, *arguments: str) -> None:
+    def _scancel(self, control: Path, *arguments: str) -> None:
+        """Signal a job, unless its number is another one's by now: of a cluster that has lost its state."""
+        self._run_scancel(f"--name={key_of(control).partition('/')[0]}", *arguments)
+
+    def _run_scancel(self, *arguments: str) -> None:
         with suppress(SlurmError):  # it has ended, or is cancelled again
             self._commands.run("scancel", *arguments)
 
@@ -260,10 +264,11 @@ class SlurmBackend(Backend):
         return job_exec.connect_to_job(self._commands, handle, self._running_id(handle), port)
 
     def _running_id(self, handle: Handle) -> str:
-        job_id = read_control(Path(handle["control"]), _NUMBER_FILE)
-        if job_id is None or self._is_gone(handle) or not is_started(Path(handle["control"])):
+        number = read_control(Path(handle["control"]), _NUMBER_FILE)
+        gone = self._is_gone(handle) or self._follower.is_missing(handle["name"], 1)  # its number may be another one's
+        if number is None or gone or not is_started(Path(handle["control"])):
             raise ExecRefused("The job has no process to enter: it is starting or has just ended.")
-        return job_id
+        return number.partition(" ")[0]
 
     def sample(self, handle: Handle) -> dict[str, float]:
         try:

@@ -57,7 +57,7 @@ stop() {
     fi
 }
 
-echo "$SLURM_JOB_ID" >"$control/slurm_number"
+echo "$SLURM_JOB_ID $SLURM_JOB_PARTITION" >"$control/slurm_number"
 wrapper= stopper= warner= code=
 trap warn_and_stop USR1
 trap warn HUP
@@ -75,13 +75,12 @@ set -m
 (
     if [ -n "${each[*]}" ]; then exec "${each[@]}" "${run%/wrapper/*}/backends/slurm/batch.sh" "$@" ranks; fi
     if [ -e "$root/container" ]; then set --; export signal; . "$root/container"; fi
-    . "$root/variables" && exec "$run" "$control" '' "$signal"
+    . "$root/variables" && exec /bin/bash -p "$run" "$control" '' "$signal"
 ) &
 wrapper=$!
-while sleep 10; do : >"$control/heartbeat"; done &
+{ sleep 3; if [ "$control" = "$main" ] && [ -z "${each[*]}" ]; then node measure & fi
+    while sleep 10; do : >"$control/heartbeat"; done; } &
 beat=$!
-{ sleep 3 && [ "$control" = "$main" ] && [ -z "${each[*]}" ] && node measure; } &
-meter=$!
 set +m
 
 # Return whether nothing of the job is left but this script, as far as Slurm itself knows the job's processes.
@@ -112,8 +111,8 @@ last=$?
 if [ "$last" != 127 ]; then code=$last; fi
 # Other programs of a job that was asked to stop may still be saving.
 while [ -n "$stopper" ] && kill -0 "$stopper" 2>/dev/null; do wait "$stopper"; done
-kill -- "-$beat" "-$meter" ${warner:+"-$warner"} 2>/dev/null
-wait "$beat" "$meter" $warner 2>/dev/null
+kill -- "-$beat" ${warner:+"-$warner"} 2>/dev/null
+wait "$beat" $warner 2>/dev/null
 # So that a missing exit code is known to be missing, not only late on another machine; 97: it belongs to another start.
 if [ -n "${each[*]}" ]; then
     if read -r _ failed <"$control/hosts/failed"; then code=$failed; fi 2>/dev/null

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import re
 import shlex
 import subprocess
 import tempfile
@@ -29,31 +30,14 @@ class SlurmError(Exception):
         self.unanswered = unanswered
 
 
-_UNANSWERED = (
-    "Unable to contact slurm controller",
-    "Socket timed out",
-    "Zero Bytes were transmitted",
-    "Connection refused",
-    "Connection reset",
-    "Transport endpoint",
-    "Unexpected message received",
-    "temporarily unable",
-    "in standby mode",
-    "Message send failure",
-    "Message receive failure",
-    "Slurm backup controller",
+_UNANSWERED = re.compile(
+    "Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted|Connection (refused|reset)"
+    "|Transport endpoint|Unexpected message received|temporarily unable|in standby mode"
+    "|Message (send|receive) failure|Slurm backup controller"
 )
-
-
-_SSH = (
-    "ssh",
-    "-o BatchMode=yes",
-    "-o StrictHostKeyChecking=yes",
-    "-o ControlMaster=auto",
-    "-o ControlPath=~/.ssh/gradient-%C",
-    "-o ControlPersist=10m",
-    "-o ConnectTimeout=15",
-    "-o ServerAliveInterval=15",
+_SSH_OPTIONS = (
+    "BatchMode=yes StrictHostKeyChecking=yes ControlMaster=auto ControlPath=~/.ssh/gradient-%C ControlPersist=10m "
+    "ConnectTimeout=15 ServerAliveInterval=15"
 )
 """One connection for all commands, to a host whose key is known."""
 _SSH_FAILED = 255
@@ -81,7 +65,14 @@ class Commands:
         """Return a command of this host that runs this one there; `options`: those of ssh, if it takes that."""
         if self._host is None:
             return list(command)
-        return [*_SSH, *options, "--", self._host, shlex.join(["env", "LC_ALL=C", *command])]
+        return [
+            "ssh",
+            *(f"-o{option}" for option in _SSH_OPTIONS.split()),
+            *options,
+            "--",
+            self._host,
+            shlex.join(["env", "LC_ALL=C", *command]),
+        ]
 
     def run(self, program: str, *arguments: str) -> str:
         """Return what a command prints. Raises `SlurmError`."""
@@ -112,7 +103,7 @@ class Commands:
         if done.returncode:
             lost = done.returncode < 0 or (self._host is not None and done.returncode == _SSH_FAILED)
             message = _clean(printed.splitlines()) or f"{program} ended with code {done.returncode}"
-            raise SlurmError(message, unanswered=lost or any(sign in printed for sign in _UNANSWERED))
+            raise SlurmError(message, unanswered=lost or _UNANSWERED.search(printed) is not None)
         return done.stdout
 
 

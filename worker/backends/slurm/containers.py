@@ -12,8 +12,7 @@ from worker.backends import base
 from worker.backends.base import LOGIN_PATH, WRAPPER, LaunchError, LaunchSpec, Progress
 from worker.backends.registry_logins import pull_auth
 from worker.backends.slurm.commands import Commands, SlurmError
-from worker.backends.slurm.images import IMAGE_FILE, ConvertedImages
-from worker.backends.slurm.registry import find_image
+from worker.backends.slurm.images import IMAGE_FILE, ConvertedImages, find_image
 from worker.backends.slurm.submission import ENVIRONMENT_FILE
 
 START_FILE = "container"  # beside the control folder: how a job starts in its container

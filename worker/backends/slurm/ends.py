@@ -7,7 +7,7 @@ from pathlib import Path
 from worker.backends.base import Exit
 from worker.backends.slurm.commands import Commands, SlurmError
 from worker.backends.slurm.follower import query_accounting
-from worker.backends.slurm.submission import OUTPUT_FILE
+from worker.backends.slurm.submission import OUTPUT_FILE, key_of
 from worker.backends.slurm.text import SlurmJob
 from worker.runner.control_files import STOPPING_FILE, read_control
 
@@ -47,7 +47,7 @@ class EndedJobs:
             return None if waits else Exit(code)
         if not missing:
             return None
-        alive_at = _modified(control / "heartbeat")
+        alive_at = modified(control / "heartbeat")
         if self._seconds(name, alive_at) < _HEARTBEAT_SECONDS:
             return None
         return self._lost(control, "Slurm no longer knows the job")
@@ -75,7 +75,7 @@ class EndedJobs:
         reason = _REASONS.get(job.state)
         may_come = code is None and read_control(control, "no_exit") is None
         # A killed controller starts a job anew that it has forgotten: that start fails, and the first one may live.
-        alive_at = _modified(control / "heartbeat") if reason is None else None
+        alive_at = modified(control / "heartbeat") if reason is None else None
         wait_seconds = _LATE_SECONDS if reason is None else _ANSWER_SECONDS
         if may_come and self._seconds(job.name, (job.state, alive_at)) < wait_seconds:
             return None
@@ -83,13 +83,14 @@ class EndedJobs:
         if limit is not None and reason in {None, "time_limit"}:
             return Exit(code, "time_limit", limit)
         if reason is not None:
-            return Exit(code, reason, self._detail(job, reason))
+            return Exit(code, reason, self._detail(job, control, reason))
         return Exit(code) if code is not None else self._lost(control, f"Slurm job {job.id}, {job.state}, {job.nodes}")
 
-    def _detail(self, job: SlurmJob, reason: str) -> str:
+    def _detail(self, job: SlurmJob, control: Path, reason: str) -> str:
         if reason == "time_limit":
             return "the Slurm cluster"
-        recorded = query_accounting(self._commands, job.id) if reason == "slurm_cancelled" else None
+        cancelled = reason == "slurm_cancelled"
+        recorded = query_accounting(self._commands, job.id, key_of(control)) if cancelled else None
         where = f" on {job.nodes}" if job.nodes else ""
         by = f" by user {recorded.ended_by}" if recorded is not None and recorded.ended_by else ""
         return f"Slurm job {job.id}{where}: {job.state}{by}"
@@ -106,7 +107,7 @@ class EndedJobs:
         return now - self._since.setdefault((name, what), now)
 
 
-def _modified(path: Path) -> float | None:
+def modified(path: Path) -> float | None:
     try:
         return path.lstat().st_mtime
     except OSError:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from worker.backends.slurm.commands import Commands, SlurmError
@@ -32,6 +33,7 @@ _REST_FACTOR = 10  # of the time that a query took, until the next one
 _MAX_PAUSE_SECONDS = 60.0
 _MAX_LOOKUPS = 20  # of single jobs, after each query for all
 _START_SECONDS = 0.25  # between looks at the files of waiting jobs, which tell that a command has begun
+_MAX_LOOKS = 200  # at once, on a file system of the network; of others, the next answer tells
 _ACCOUNTING_DAYS = 30  # sacct alone looks no further back than midnight
 
 
@@ -100,10 +102,10 @@ class Follower:
         followed = self._jobs.get(name)
         return followed.job if followed is not None else None
 
-    def is_missing(self, name: str) -> bool:
-        """Return whether a job was in none of the last answers."""
+    def is_missing(self, name: str, answers: int = _EMPTY_ANSWERS) -> bool:
+        """Return whether a job was in none of so many last answers."""
         followed = self._jobs.get(name)
-        return followed is not None and followed.missing >= _EMPTY_ANSWERS
+        return followed is not None and followed.missing >= answers
 
     def wait_for_answer(self, seconds: float) -> None:
         """Wait for the next answer, at most this long."""
@@ -148,7 +150,7 @@ class Follower:
                 answers[name] = choose(listed[followed.key])
             elif not followed.is_ended and lookups < _MAX_LOOKUPS:
                 lookups += followed.job_id is not None
-                answers[name] = self._query_one(followed.job_id)
+                answers[name] = self._query_one(followed)
         with self._changed:
             self.problem, self._turn = None, self._turn + 1
             for name, job in answers.items():
@@ -162,7 +164,7 @@ class Follower:
         """Wait for the next query; see meanwhile which commands have begun."""
         while (pause := self._next_at - time.monotonic()) > 0:
             time.sleep(min(pause, _START_SECONDS))
-            for name, waiting in list(self._waiting.items()):
+            for name, waiting in islice(list(self._waiting.items()), _MAX_LOOKS):
                 if is_started(waiting.control):
                     self._resume(name)
 
@@ -173,8 +175,8 @@ class Follower:
                 self._resume(name)
                 continue
             problem = f"Slurm does not answer: {self.problem}" if self.problem is not None else None
-            sentence = problem or ("Handed over to Slurm." if job is None else waiting_sentence(job))
-            if sentence != waiting.sentence:
+            sentence = problem or (waiting_sentence(job) if job is not None else None)
+            if sentence is not None and sentence != waiting.sentence:
                 waiting.sentence = sentence
                 try:
                     waiting.report(sentence)
@@ -189,24 +191,32 @@ class Follower:
             except RuntimeError:  # too many threads; the job is adopted later
                 logger.exception("job_not_resumed")
 
-    def _query_one(self, job_id: str | None) -> SlurmJob | None:
+    def _query_one(self, followed: _Followed) -> SlurmJob | None:
         """Ask for a job that is no longer listed; None: neither the controller nor accounting knows it."""
-        if job_id is None:
+        if followed.job_id is None:
             return None
         try:
-            return parse_scontrol_job(self._commands.run("scontrol", "--oneliner", "show", "job", job_id))
+            shown = self._commands.run("scontrol", "--oneliner", "show", "job", followed.job_id)
         except SlurmError as error:
             if error.unanswered:
                 raise
-        return query_accounting(self._commands, job_id)
+        else:
+            job = parse_scontrol_job(shown)
+            if job is not None and job.key == followed.key:
+                return job
+        return query_accounting(self._commands, followed.job_id, followed.key)
 
 
-def query_accounting(commands: Commands, job_id: str) -> SlurmJob | None:
-    """Return what accounting has of a job; None: there is no accounting, or it does not answer now."""
+def query_accounting(commands: Commands, job_id: str, key: str) -> SlurmJob | None:
+    """Return what accounting has of a job; None: there is no accounting, or it does not answer now.
+
+    A cluster that has lost its state counts from 1 again, so that a number may be that of several jobs.
+    """
     options = ("--noheader", "--parsable2", "--allocations", f"--starttime=now-{_ACCOUNTING_DAYS}days")
     with suppress(SlurmError):
         for job in parse_sacct(commands.run("sacct", *options, f"--format={SACCT_FORMAT}", f"--jobs={job_id}")):
-            return job
+            if job.key == key:
+                return job
     return None
 
 

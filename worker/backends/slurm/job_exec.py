@@ -15,18 +15,24 @@ from worker.backends.slurm.submission import ENVIRONMENT_FILE, EXPORTED
 from worker.runner.commands import start_command
 from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream
 
-_STEP = (
-    "--overlap",
-    "--relative=0",
-    "--nodes=1",
-    "--ntasks=1",
-    "--unbuffered",
-    "--quit-on-interrupt",
-    f"--export={EXPORTED}",
-)
+_STEP = f"--overlap --relative=0 --nodes=1 --ntasks=1 --unbuffered --quit-on-interrupt --export={EXPORTED}".split()
+_END_SECONDS = 5.0  # for what was written last to reach the job
 _WITHOUT_STDERR = 'exec "$@" 2>/dev/null'
 _ENTER = f'[ ! -e "$0/{START_FILE}" ] || . "$0/{START_FILE}"; . "$0/{ENVIRONMENT_FILE}" && exec "$@"'
 """In a container, the first of these files replaces the shell."""
+
+
+class _Connection(socket.socket):
+    """A connection by a step, which ends with it: srun itself would wait for ever if the cluster is gone."""
+
+    step: subprocess.Popen[bytes] | None = None
+
+    def close(self) -> None:
+        super().close()
+        if self.step is not None and self.step.poll() is None:
+            timer = threading.Timer(_END_SECONDS, self.step.kill)
+            timer.daemon = True
+            timer.start()
 
 
 def run_in_job(commands: Commands, handle: Handle, job_id: str, request: ExecRequest) -> ProcessStream:
@@ -45,9 +51,10 @@ def connect_to_job(commands: Commands, handle: Handle, job_id: str, port: int) -
     program = (sys.executable, "-I", "-m", "worker.backends.slurm.node", "connect", handle["control"])
     command = (commands.path("srun"), f"--jobid={job_id}", *_STEP, *program)
     arguments = (handle["job_id"], str(handle["attempt"]), str(port))
-    ours, theirs = socket.socketpair()
+    here, theirs = socket.socketpair()
+    ours = _Connection(fileno=here.detach())
     with theirs:
-        step = subprocess.Popen(  # noqa: S603 - the cluster's own command
+        ours.step = step = subprocess.Popen(  # noqa: S603 - the cluster's own command
             commands.on_login_node([*command, *arguments]),
             stdin=theirs.fileno(),
             stdout=theirs.fileno(),

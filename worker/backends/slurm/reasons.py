@@ -15,13 +15,11 @@ _SENTENCES = {
     "Cleaning": "Slurm is still cleaning up after the job's previous start",
     "Dependency": "A job that it depends on has not ended",
     "DependencyNeverSatisfied": "It depends on a job that did not end as it requires, so it can never start: stop it",
-    "FrontEndDown": "No front end of the cluster is up. Only an administrator of the cluster can change that",
     "InvalidAccount": "Slurm does not accept the job's account: change its machine type's account",
     "InvalidQOS": "Slurm does not accept the job's QOS: change its machine type's QOS",
     "JobArrayTaskLimit": "As many members of its array run as may run at once",
     "JobHeldAdmin": "An administrator of the cluster holds the job",
     "JobHeldUser": "The job is held. `scontrol release {id}` lets it start",
-    "JobHoldMaxRequeue": "Slurm has restarted the job too often and holds it. `scontrol release {id}` lets it start",
     "Licenses": "The job waits for a license",
     "NodeDown": "A node that the job requires is down",
     "PartitionConfig": "The job requests more than the partition{partition} allows",
@@ -38,7 +36,6 @@ _SENTENCES = {
     "ReservationDeleted": "The job's reservation has been deleted: change its machine type's reservation",
     "Resources": "The job is next, and waits for nodes to be free",
     "SystemFailure": "Slurm, a file system or the network of the cluster has failed",
-    "launch failed requeued held": "The job could not be started, and Slurm holds it. `scontrol release {id}` frees it",
 }
 _HOLDERS = {
     "AssocGrp": "The account as a whole",
@@ -68,7 +65,6 @@ _LIMIT = re.compile(
     r"(?P<minutes>Minutes|RunMinutes)?(?P<by>Per(?:Job|Node|User|Account))?(?:Limit|NotSatisfied)?"
 )
 _BY = {"PerJob": " in one job", "PerNode": " on one node", "PerUser": " for one user"}
-_HELD = frozenset({"JobHeldAdmin", "JobHeldUser", "JobHoldMaxRequeue"})
 
 
 def waiting_sentence(job: SlurmJob) -> str:
@@ -79,7 +75,7 @@ def waiting_sentence(job: SlurmJob) -> str:
         return f"Slurm says why the job waits: {job.reason}.{_estimate(job)}"
     sentence = sentence.replace("{id}", job.id).replace("{partition}", f" {job.partition!r}" if job.partition else "")
     quoted = f" ({word}{f': {detail}' if detail else ''})" if word else ""
-    return f"{sentence}{quoted}.{'' if word in _HELD else _estimate(job)}"
+    return f"{sentence}{quoted}.{'' if word.startswith('JobHeld') else _estimate(job)}"
 
 
 def _limit_sentence(word: str) -> str | None:

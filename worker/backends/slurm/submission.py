@@ -1,8 +1,16 @@
-"""Submission of a job to Slurm: the options of sbatch, and the file with the job's environment."""
+"""Submission of jobs to Slurm: their environment, the options of sbatch, and the members of arrays.
 
+Members of an array are tasks of one array in Slurm. A folder of the array, `GRADIENT_HOME/slurm/NAME`, has a link for
+each task, from its number to the folders of the member's attempt. Slurm's array is named after it, so that a member is
+found again by name and number.
+"""
+
+import re
+import secrets
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from core.catalogue.slurm import SlurmRequest
@@ -11,7 +19,8 @@ from worker.backends.base import CONTROL, WORKSPACE, WRAPPER, LaunchError, Launc
 from worker.backends.process.plain_start import inherited_environment
 from worker.backends.slurm.commands import SlurmError
 from worker.backends.slurm.node import PORTS_FILE, VARIABLES_FILE
-from worker.runner.control_files import write_control_file
+from worker.backends.slurm.text import SlurmJob
+from worker.runner.control_files import read_control, write_control_file
 
 BATCH = Path(__file__).with_name("batch.sh")
 ENVIRONMENT_FILE = "variables"  # beside the control folder
@@ -21,6 +30,8 @@ _MARGIN_SECONDS = 120  # after time limit and grace period, until Slurm ends a j
 _MAX_NOTICE_SECONDS = 65_535  # of sbatch
 _FULL = ("MaxSubmit", "job submit limit", "MaxJobCount")
 _NOT_INHERITED = frozenset({"TMPDIR"})  # the node has its own
+_MEMBER_FILE = "slurm_member"  # beside the control folder: the key by which Slurm knows it
+_KEY = re.compile(r"[a-z0-9]+-array-[0-9a-f]{8}/[0-9]+")
 
 
 def comment(control: Path) -> str:
@@ -109,3 +120,46 @@ def describe_delay(error: SlurmError) -> str:
     if is_full(error):
         return f"Slurm accepts no further jobs of this account now; the job is submitted when others end: {error}"
     return f"Slurm does not answer: {error}"
+
+
+def folder_of(spec: LaunchSpec, name: str) -> Path:
+    """Return the folder of an array, beside that of all attempts."""
+    return spec.control.parents[2] / "slurm" / name
+
+
+def link_members(specs: Sequence[LaunchSpec]) -> str:
+    """Make these the members of a new array, which is then submitted; return its name."""
+    name = f"{specs[0].job_id}-array-{secrets.token_hex(4)}"
+    folder = folder_of(specs[0], name)
+    folder.mkdir(parents=True)
+    for task, spec in enumerate(specs):
+        unlink_member(spec.control)  # of an array that Slurm refused
+        write_atomically(spec.control.parent / _MEMBER_FILE, f"{name}/{task}\n".encode(), durable=False)
+        (folder / str(task)).symlink_to(spec.control.parent)
+    return name
+
+
+def key_of(control: Path) -> str:
+    """Return the key by which Slurm knows an attempt: see `SlurmJob.key`."""
+    key = read_control(control.parent, _MEMBER_FILE)
+    return key if key is not None and _KEY.fullmatch(key) else control.parent.name
+
+
+def unlink_member(control: Path) -> None:
+    """Make an attempt a member of no array; the array's folder is removed with the last one."""
+    if "/" in (key := key_of(control)):
+        link = control.parents[2] / "slurm" / key
+        with suppress(OSError):
+            link.unlink()
+            (control.parent / _MEMBER_FILE).unlink()
+            link.parent.rmdir()
+
+
+def attempt_of(root: Path, job: SlurmJob) -> str:
+    """Return the name of the attempt that a job in Slurm is."""
+    if not _KEY.fullmatch(job.key):
+        return job.name
+    try:
+        return (root / "slurm" / job.key).readlink().name
+    except OSError:
+        return job.key

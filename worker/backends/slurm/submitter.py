@@ -12,7 +12,7 @@ from core.jobs.states import WAITING_PHASE
 from core.settings import Settings
 from core.system.failpoints import failpoint
 from worker.backends.base import LaunchError, LaunchSpec, Progress, WaitsElsewhere, mark_launched
-from worker.backends.slurm import arrays, submission
+from worker.backends.slurm import submission
 from worker.backends.slurm.commands import Commands, SlurmError
 from worker.backends.slurm.follower import Follower, choose
 from worker.runner.control_files import may_have_launched, read_control, write_control_file
@@ -41,7 +41,7 @@ class Submitter:
             return None
         if (job_id := read_control(spec.control, ID_FILE)) is not None:
             return job_id
-        key = arrays.key_of(spec.control)
+        key = submission.key_of(spec.control)
         while True:
             try:
                 job = choose([job for job in self._follower.list_jobs() if job.key == key])
@@ -71,7 +71,7 @@ class Submitter:
         if spec.together and not may_have_launched(spec.control):
             self._members[spec.name] = attempt
             raise WaitsElsewhere
-        arrays.unlink_member(spec.control)
+        submission.unlink_member(spec.control)
         job_id = self._submit([attempt], is_array=False)
         if attempt.error is not None:
             raise attempt.error
@@ -101,7 +101,7 @@ class Submitter:
         tasks, job_id, name = list(left), None, ""
         try:
             if is_array and left:
-                name = arrays.link_members([attempt.spec for attempt in left])
+                name = submission.link_members([attempt.spec for attempt in left])
         except OSError as error:
             left = self._refuse(left, LaunchError.of(error))
         left = self._keep(left, lambda attempt: mark_launched(attempt.spec))
@@ -134,8 +134,8 @@ class Submitter:
     def _record(self, attempt: _Attempt, job_id: str, *, waits: bool) -> None:
         spec = attempt.spec
         write_control_file(spec.control, ID_FILE, job_id)
-        self._follower.follow(spec.name, arrays.key_of(spec.control), job_id)
-        if waits and spec.resume is not None:
+        self._follower.follow(spec.name, submission.key_of(spec.control), job_id)
+        if waits:
             report = partial(attempt.progress, WAITING_PHASE)
             self._follower.await_start(spec.name, spec.control, report, spec.resume)
         self._members.pop(spec.name, None)
@@ -151,12 +151,12 @@ class Submitter:
         further, srun = self._settings.slurm.options, self._commands.path("srun")
         if not array:
             return submission.options(spec, request, further, srun)
-        most = "" if limit is None else f"%{limit}"
-        array_options = [
-            f"--array={arrays.describe(tasks)}{most}",
-            *([] if after is None else [f"--dependency=afterany:{after}"]),
-        ]
-        return array_options + submission.options(spec, request, further, srun, arrays.folder_of(spec, array))
+        all_follow = tasks[-1] - tasks[0] == len(tasks) - 1
+        numbers = f"{tasks[0]}-{tasks[-1]}" if all_follow else ",".join(map(str, tasks))
+        array_options = [f"--array={numbers}{'' if limit is None else f'%{limit}'}"]
+        if after is not None:
+            array_options.append(f"--dependency=afterany:{after}")
+        return array_options + submission.options(spec, request, further, srun, submission.folder_of(spec, array))
 
     def _keep(self, attempts: Sequence[_Attempt], step: Callable[[_Attempt], None]) -> list[_Attempt]:
         """Return those with which a step succeeds."""
@@ -173,7 +173,7 @@ class Submitter:
     def _refuse(self, attempts: Sequence[_Attempt], error: Exception) -> list[_Attempt]:
         for attempt in attempts:
             attempt.error = error
-            if attempt.spec.resume is not None and attempt.spec.name in self._members:
+            if attempt.spec.name in self._members:
                 attempt.spec.resume()
         return []
 

@@ -17,7 +17,7 @@ from core.catalogue.registry_hosts import RegistryCredentials
 from core.settings.slurm import SlurmSettings
 from core.settings.worker import MachineSettings
 from worker.backends.base import LaunchError
-from worker.backends.slurm.registry import find_image
+from worker.backends.slurm.images import find_image
 from worker.runner.streams import ExecRequest, Terminal
 
 pytestmark = pytest.mark.integration
@@ -34,7 +34,7 @@ SRUN = """#!/bin/sh
 case $1 in --help) echo '      --container-image=IMAGE'; exit ;; esac
 for word; do echo "$word"; done >{folder}/srun.words
 for word; do case $word in --container-mounts=*) mounts=$word ;; esac; done
-control=${{mounts%%:/.gradient/control*}} control=${{control##*,}}
+control=${{mounts%%:/.gradient/control*}} control=${{control##*[,=]}}
 echo $$ 1<>"$control/started"
 echo 7 1<>"$control/exit"
 exit 7

@@ -15,6 +15,7 @@ from support.slurm_cluster import running_cluster
 from core.settings.slurm import SlurmSettings
 from worker.backends.base import LaunchError
 from worker.backends.slurm.commands import SlurmError
+from worker.runner.streams import ExecRefused, ExecRequest
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
@@ -188,6 +189,26 @@ def test_a_job_that_an_administrator_requeues_is_an_attempt_of_its_own(place, sl
     assert "requeued" in ended.detail
     place.backend.destroy(handle)
     assert (spec.workspace / "runs").read_text() == "run\n"
+
+
+def test_a_number_that_is_another_jobs_by_now_leads_to_none(place, slurm, monkeypatch):
+    """As after a cluster that lost its state and counts from 1 again."""
+    other = slurm.run("sbatch", "--parsable", "--output=/dev/null", "--wrap", "sleep 600")
+    spec, handle = place.running("echo up; sleep 600")
+    for name in ("slurm_job", "slurm_number"):
+        (spec.control / name).write_text(other)
+    for grace in (True, False):
+        place.backend.signal(handle, grace=grace)
+    place.backend = place.new_instance()
+    place.backend.ended(handle)
+    monkeypatch.setattr(place.backend._follower, "list_jobs", list)
+    wait_until(lambda: place.backend._follower.is_missing(spec.name), "Slurm not to know it")
+    with pytest.raises(ExecRefused):
+        place.backend.run_in_job(handle, ExecRequest("session", ("true",)))
+    monkeypatch.undo()
+    place.backend.destroy(handle)
+    assert slurm.run("squeue", "-h", "-j", other, "-o", "%T") == "RUNNING"
+    slurm.run("scancel", "--me")
 
 
 def test_many_waiting_jobs_cost_one_query_at_a_time(place, slurm, monkeypatch):

@@ -1,5 +1,6 @@
 """Commands in jobs on compute nodes, and connections to their ports."""
 
+import psutil
 import pytest
 from support.backend_harness import BackendHarness
 from support.deployment import wait_until
@@ -51,3 +52,16 @@ def test_a_port_on_localhost_of_the_node_is_reached_and_no_other_one(place):
     assert output_of(stream) == b"HELLO"
     with pytest.raises(ExecRefused, match="Nothing in the job listens"):
         place.backend.connect_to_job(handle, 22, "s2")
+
+
+def test_a_connection_that_is_closed_leaves_no_process_although_the_job_keeps_it_open(place):
+    (place.root / "echo.py").write_text(ECHO.replace("connection.close()", "__import__('time').sleep(600)"))
+    spec = place.spec(f"python3 {place.root}/echo.py")
+    handle = place.launch(spec)
+    port = int(wait_until(lambda: place.output(spec), "the port"))
+    stream = place.backend.connect_to_job(handle, port, "s1")
+    srun = lambda: [child for child in psutil.Process().children() if child.name() == "srun"]  # noqa: E731
+    assert srun()
+    stream.close()
+    wait_until(lambda: not srun(), "srun to end")
+    assert place.backend.ended(handle) is None

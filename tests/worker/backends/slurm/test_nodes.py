@@ -97,7 +97,7 @@ def test_a_node_that_fails_ends_all_within_the_grace_period(place, other, end):
     (spec.workspace / "go").touch()
     ended = place.wait(handle)
     assert (ended.code, ended.reason) == (5, "slurm_rank_failed")
-    assert f"rank 1 of 2 nodes ({handle['slurm']['addresses'][1]}) failed first, with exit code 5" in ended.detail
+    assert f"rank 1 of 2 nodes ({handle['allocation']['addresses'][1]}) failed first, with exit code 5" in ended.detail
     assert log_of(place, spec, 0)[-1] == end
     assert place.backend.node_exits(handle)["1"] == 5
 
