@@ -84,7 +84,7 @@ def test_a_job_on_a_free_machine_costs_gpu_hours(cli, server, protocol, hours, t
     job = protocol.ended(cost=0, pricePerHour=0, gpuHours=hours, machineType="A100")
     server.on("GET", f"/jobs/{protocol.id}", job)
     server.on("GET", "/jobs", {"jobs": [job], "next": None})
-    assert f"{text} (A100) at $0.00/hour\n" in cli("jobs", "show", protocol.id).stdout
+    assert f"{text} (A100)\n" in cli("jobs", "show", protocol.id).stdout
     assert text in cli("jobs", "list").stdout
 
 
