@@ -24,15 +24,10 @@ cd -P "$root" || exit 98 # not on this node: the folder is on no shared file sys
 if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then root=$PWD control=$PWD/control job=${PWD##*/} attempt=${PWD##*-} job=${job%-*}; fi
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then echo "$SLURM_RESTART_COUNT" >"$control/requeued"; exit 97; fi
 
-# Where the worker's Python does not run, the command's process group gets the signal, without any order.
 node() {
     local start=("${each[@]}" "$python" -I -m worker.backends.slurm.node)
     if [ "$1" = meet ]; then start=("${start[@]:${#each[@]}}"); fi
     "${start[@]}" "$1" "$main" "$job" "$attempt" "$grace" "$signal" "$warning"
-}
-signal_group() {
-    read -r leader <"$control/started" || return
-    for child in $(cat "/proc/$leader/task/$leader/children"); do kill -s "$1" -- "-$child"; done
 }
 warn() { [ -e "$control/warned" ] || node warn & }
 warn_and_stop() {
@@ -52,7 +47,7 @@ stop() {
         echo asked >"$control/stopping"
     fi
     if [ -z "$stopper" ]; then
-        { node stop || signal_group "$signal"; } &
+        node stop &
         stopper=$!
     fi
 }
@@ -61,7 +56,7 @@ echo "$SLURM_JOB_ID $SLURM_JOB_PARTITION" >"$control/slurm_number"
 wrapper= stopper= warner= code=
 trap warn_and_stop USR1
 trap warn HUP
-trap '{ node kill || signal_group KILL; } &' USR2
+trap 'node kill &' USR2
 trap : TERM # Slurm ends the job, and has told all of its processes; the wrapper records how they end
 
 if [ -n "${each[*]}" ]; then

@@ -17,7 +17,6 @@ from worker.backends.slurm.text import (
     SQUEUE_FORMAT,
     SlurmJob,
     parse_sacct,
-    parse_scontrol_job,
     parse_squeue,
 )
 from worker.runner.control_files import read_control
@@ -116,7 +115,7 @@ class Follower:
     def list_jobs(self) -> list[SlurmJob]:
         """Query now for all jobs of this user, with those that ended in the last minutes. Raises `SlurmError`."""
         return parse_squeue(
-            self._commands.run("squeue", "-h", "-r", "-u", self._commands.user, "-t", "all", "-o", SQUEUE_FORMAT)
+            self._commands.run("squeue", "-h", "-a", "-r", "-u", self._commands.user, "-t", "all", "-o", SQUEUE_FORMAT)
         )
 
     def _run(self) -> None:
@@ -192,19 +191,8 @@ class Follower:
                 logger.exception("job_not_resumed")
 
     def _query_one(self, followed: _Followed) -> SlurmJob | None:
-        """Ask for a job that is no longer listed; None: neither the controller nor accounting knows it."""
-        if followed.job_id is None:
-            return None
-        try:
-            shown = self._commands.run("scontrol", "--oneliner", "show", "job", followed.job_id)
-        except SlurmError as error:
-            if error.unanswered:
-                raise
-        else:
-            job = parse_scontrol_job(shown)
-            if job is not None and job.key == followed.key:
-                return job
-        return query_accounting(self._commands, followed.job_id, followed.key)
+        """Ask accounting for a job that the controller no longer lists; None: it does not know it either."""
+        return query_accounting(self._commands, followed.job_id, followed.key) if followed.job_id is not None else None
 
 
 def query_accounting(commands: Commands, job_id: str, key: str) -> SlurmJob | None:

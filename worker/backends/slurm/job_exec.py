@@ -27,8 +27,16 @@ class _Connection(socket.socket):
 
     step: subprocess.Popen[bytes] | None = None
 
+    def shutdown(self, how: int) -> None:
+        super().shutdown(how)
+        if how == socket.SHUT_RDWR:
+            self._end_step()
+
     def close(self) -> None:
         super().close()
+        self._end_step()
+
+    def _end_step(self) -> None:
         if self.step is not None and self.step.poll() is None:
             timer = threading.Timer(_END_SECONDS, self.step.kill)
             timer.daemon = True

@@ -14,7 +14,6 @@ SACCT_FORMAT = "JobID,State,JobName,Start,NodeList,Partition"
 
 _SQUEUE_FIELDS = SQUEUE_FORMAT.count("|") + 1
 _SACCT_FIELDS = SACCT_FORMAT.count(",") + 1
-_JOB_FIELDS = ("JobState", "JobName", "StartTime", "NodeList", "Partition", "Reason", "Comment")
 _JOB_ID = re.compile(r"\d+([_+](\d+|\[[^|]*\]))?")
 _FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z:/]*)=(.*?)(?=\s+[A-Z][A-Za-z:/]*=|\s*$)")
 _LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)")
@@ -70,16 +69,6 @@ def parse_squeue(text: str) -> list[SlurmJob]:
         for row in rows
         if len(row) == _SQUEUE_FIELDS and _JOB_ID.fullmatch(row[0])
     ]
-
-
-def parse_scontrol_job(text: str) -> SlurmJob | None:
-    """Read what `scontrol --oneliner show job ID` prints; None: it knows none."""
-    for fields in _records(text, "JobId"):
-        array, task = fields.get("ArrayJobId"), fields.get("ArrayTaskId")
-        values = [_value(fields.get(key, "")) for key in _JOB_FIELDS]
-        job_id = f"{array}_{task}" if array and task else fields["JobId"]
-        return replace(SlurmJob(job_id, *values), reason=values[5].replace("_", " "))
-    return None
 
 
 def parse_sacct(text: str) -> list[SlurmJob]:

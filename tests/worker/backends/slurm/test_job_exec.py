@@ -1,5 +1,7 @@
 """Commands in jobs on compute nodes, and connections to their ports."""
 
+import os
+
 import psutil
 import pytest
 from support.backend_harness import BackendHarness
@@ -60,8 +62,12 @@ def test_a_connection_that_is_closed_leaves_no_process_although_the_job_keeps_it
     handle = place.launch(spec)
     port = int(wait_until(lambda: place.output(spec), "the port"))
     stream = place.backend.connect_to_job(handle, port, "s1")
-    srun = lambda: [child for child in psutil.Process().children() if child.name() == "srun"]  # noqa: E731
-    assert srun()
+
+    def list_sruns():
+        own = psutil.process_iter(["name", "ppid"])
+        return [child for child in own if (child.info["name"], child.info["ppid"]) == ("srun", os.getpid())]
+
+    assert list_sruns()
     stream.close()
-    wait_until(lambda: not srun(), "srun to end")
+    wait_until(lambda: not list_sruns(), "srun to end")
     assert place.backend.ended(handle) is None
