@@ -310,7 +310,7 @@ def create_layer(scratch: Path, shared: Path, confirm: Callable[[], None], *, fo
     return JobPython(folder, shared, interpreter, for_uv)
 
 
-def _provide_library(shared: Path, own: Path) -> Path:
+def _provide_library(shared: Path, packages: Path) -> Path:
     """Return the archive of the SDK: one for all jobs of an environment, unless that is another user's."""
     content = wheel.build_library()
     name = f"gradient_jobs-{zlib.crc32(content):08x}.zip"
@@ -318,8 +318,8 @@ def _provide_library(shared: Path, own: Path) -> Path:
         try:
             write_atomically(shared / name, content, durable=False, mode=0o644)
         except OSError:
-            write_atomically(own / name, content, durable=False, mode=0o644)
-            return own / name
+            write_atomically(packages / name, content, durable=False, mode=0o644)
+            return packages / name
     return shared / name
 
 

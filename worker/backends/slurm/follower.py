@@ -32,7 +32,7 @@ _REST_FACTOR = 10  # of the time that a query took, until the next one
 _MAX_PAUSE_SECONDS = 60.0
 _MAX_LOOKUPS = 20  # of single jobs, after each query for all
 _START_SECONDS = 0.25  # between looks at the files of waiting jobs, which tell that a command has begun
-_MAX_LOOKS = 200  # at once, on a file system of the network; of others, the next answer tells
+_MAX_CHECKS = 200  # at once, on a file system of the network; of others, the next answer tells
 _ACCOUNTING_DAYS = 30  # sacct alone looks no further back than midnight
 
 
@@ -163,7 +163,7 @@ class Follower:
         """Wait for the next query; see meanwhile which commands have begun."""
         while (pause := self._next_at - time.monotonic()) > 0:
             time.sleep(min(pause, _START_SECONDS))
-            for name, waiting in islice(list(self._waiting.items()), _MAX_LOOKS):
+            for name, waiting in islice(list(self._waiting.items()), _MAX_CHECKS):
                 if is_started(waiting.control):
                     self._resume(name)
 

@@ -269,9 +269,8 @@ _SHOWN_LISTS = (
 
 
 def _fields(job: dict[str, Any]) -> dict[str, str]:
-    position = job.get("queuePosition")
-    said = job.get("message")
-    phase = " · ".join(str(job[name]) for name in ("phase", "phaseDetail") if job.get(name) not in (None, said))
+    details = (job.get(name) for name in ("phase", "phaseDetail"))
+    phase = " · ".join(str(detail) for detail in details if detail and detail != job.get("message"))
     exact = {
         "id": str(job["id"]),
         "name": str(job.get("name") or ""),
@@ -279,7 +278,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "state": describe_state(job),
         "reason": str(job.get("reason") or ""),
         "phase": phase,
-        "queue position": "" if position is None else str(position),
+        "queue position": str(job.get("queuePosition") or ""),
         "starts": _describe_start(job),
         "stopping": "requested" if job.get("stopRequested") and not has_command_ended(job) else "",
         "exit code": "" if job.get("exitCode") is None else str(job["exitCode"]),
@@ -306,7 +305,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
     exact |= {"log": gone.get("logs", ""), "artifacts": gone.get("artifacts", "")}
     times = {name: format_moment_and_age(job.get(f"{name}At")) for name in ("created", "started", "finished")}
     spent = format_cost(job, str(job.get("machineType") or "")) + arrays.describe_ceiling(job)
-    cost = " at ".join(filter(None, (spent, format_price(job) if job.get("pricePerHour") else "")))
+    cost = " at ".join(filter(None, (spent, job.get("pricePerHour") and format_price(job))))
     ran = format_duration(job.get("durationSeconds"))
     return {**exact, **times, "ran": ran, arrays.cost_label(job): cost, "link": str(job.get("url") or "")}
 
