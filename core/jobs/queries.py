@@ -154,7 +154,7 @@ def runs_on_other_host(session: Session, job_id: str, attempt: int, host: str, *
 
 def ids(session: Session, wanted: JobFilter, *, most: int) -> list[str]:
     """Return the ids of the jobs that match, the newest first."""
-    matches = matching(session, wanted).with_only_columns(Job.id).order_by(Job.seq.desc())
+    matches = _matching(session, wanted).with_only_columns(Job.id).order_by(Job.seq.desc())
     return list(session.scalars(matches.limit(most)))
 
 
@@ -171,7 +171,7 @@ def page(
 
     With an ordering, only the newest SORTED_JOBS that match are sorted, so that the cost does not grow with the table.
     """
-    matches = matching(session, wanted)
+    matches = _matching(session, wanted)
     cursor, backwards = (after, False) if before is None else (before, True)
     position = None if cursor is None else parse_cursor(cursor, "before" if backwards else "after")
     if ordering is None:
@@ -192,8 +192,13 @@ def page(
     return JobPage(jobs, str(jobs[-1].seq) if following else None, str(jobs[0].seq) if preceding else None)
 
 
+def newest(session: Session, wanted: JobFilter, *, most: int) -> ColumnElement[bool]:
+    """Build the condition that a job is one of the newest that match."""
+    return Job.seq.in_(_matching(session, wanted).with_only_columns(Job.seq).order_by(Job.seq.desc()).limit(most))
+
+
 def count(session: Session, wanted: JobFilter, *, most: int) -> int:
-    some = matching(session, wanted).with_only_columns(Job.seq).limit(most).subquery()
+    some = _matching(session, wanted).with_only_columns(Job.seq).limit(most).subquery()
     return session.scalar(select(func.count()).select_from(some)) or 0
 
 
@@ -202,7 +207,7 @@ def _all_columns() -> Select[*tuple[Any, ...]]:
     return select(*JOB_ROWS.columns)
 
 
-def matching(session: Session, wanted: JobFilter) -> Select[*tuple[Any, ...]]:
+def _matching(session: Session, wanted: JobFilter) -> Select[*tuple[Any, ...]]:
     query = _filtered(_all_columns().where(Job.deleted_at.is_(None)), wanted).where(*wanted.conditions)
     if wanted.machine_type:
         query = query.where(machine_condition(session, wanted.machine_type, in_one_state=len(wanted.states) == 1))

@@ -23,7 +23,7 @@ from core.jobs import queries
 from core.jobs.queries import JobFilter, JobPage
 from core.jobs.spec.arrays import array_name, is_array_id
 from core.jobs.tracking import metrics
-from core.jobs.tracking.array_totals import count_matching
+from core.jobs.tracking.array_totals import count_members
 from core.search import saved_views
 from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX, parse_order
 from core.search.query_text import Term, parse_terms
@@ -148,7 +148,7 @@ def _counts(session: Session, wanted: JobFilter, sweep: SweepDetails | None, pro
     """Return the number of jobs by state, and what they have cost; of a whole sweep, also its deleted jobs."""
     counts: Counter[str] = Counter()
     spent = [0.0, 0.0]
-    for some in [] if problem else count_matching(session, wanted, most=MOST_COUNTED):
+    for some in [] if problem else count_members(session, queries.newest(session, wanted, most=MOST_COUNTED)):
         state = public_state(some.state, some.exit_code)
         counts[{"Stopped": "Succeeded"}.get(state, state)] += some.members
         spent = [spent[0] + (some.dollars or 0.0), spent[1] + (some.gpu_hours or 0.0)]
@@ -246,13 +246,9 @@ async def read_series(app_state: AppStateDep, query: Annotated[SeriesQuery, Quer
 def _read_lines(app_state: AppState, query: CurvesQuery, ids: Sequence[str]) -> bytes:
     with app_state.database.read() as session:
         counts, none = metrics.count_own_rows(session, ids), metrics.OwnCount()
-        jobs = _in_order(session, ids)
+        by_id = {job.id: job for job in queries.by_ids(session, ids) if job.deleted_at is None}
+        jobs = [by_id[job_id] for job_id in ids if job_id in by_id]
         return b"".join(app_state.metrics.get_curves(session, job, counts.get(job.id, none), query) for job in jobs)
-
-
-def _in_order(session: Session, ids: Sequence[str]) -> list[Job]:
-    by_id = {job.id: job for job in queries.by_ids(session, ids) if job.deleted_at is None}
-    return [by_id[job_id] for job_id in ids if job_id in by_id]
 
 
 def _text(value: object) -> str:

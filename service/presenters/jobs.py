@@ -125,7 +125,7 @@ def folded_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> 
     """Convert jobs to their public form; the first member of an array has the numbers of all its members."""
     views = job_views(session, app_state, jobs)
     arrays: dict[str | None, list[MembersInState]] = defaultdict(list)
-    for members in count_members(session, {view.array_id for view in views if view.array_id}):
+    for members in count_members(session, Job.array_id.in_({view.array_id for view in views if view.array_id})):
         arrays[members.array_id].append(members)
     for view in views:
         if view.array_id:

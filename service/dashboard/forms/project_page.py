@@ -54,8 +54,7 @@ def project_facts(session: Session, app_state: AppState, name: str | None) -> di
     project = queries.project(session, project_id)
     return {
         "project": project_details(session, app_state, project),
-        "spent": _spent(session, project_id),
-        "gpu_hours": _gpu_hours(session, project_id),
+        **dict(zip(("spent", "gpu_hours"), _spent(session, project_id), strict=True)),
         "days": SPENDING_DAYS,
         "remaining": projects.remaining_bytes(session, project, app_state.settings.disk.project_mb),
         "members": members.members_of(session, project_id),
@@ -63,17 +62,16 @@ def project_facts(session: Session, app_state: AppState, name: str | None) -> di
     }
 
 
-def _spent(session: Session, project_id: str) -> dict[bool, float]:
-    """Return the US dollars for the jobs submitted in the last days, by whether simulated."""
-    cost = func.coalesce(func.sum(amounts.cost(session.get_bind().dialect.name)), 0.0)
-    lately = Job.created_at >= now(-SPENDING_DAYS * 86400)
-    query = select(Job.simulated, cost).where(Job.project_id == project_id, lately).group_by(Job.simulated)
-    return {False: 0.0, True: 0.0} | dict(session.execute(query).all())
-
-
-def _gpu_hours(session: Session, project_id: str) -> dict[str, float]:
-    """Return the GPU hours of the same jobs on machine types without a price, by type."""
-    hours = func.sum(amounts.gpu_hours(session.get_bind().dialect.name))
-    free = Job.project_id == project_id, Job.created_at >= now(-SPENDING_DAYS * 86400), Job.price_per_hour == 0
-    by_type = select(Job.machine_type, hours).where(*free).group_by(Job.machine_type).order_by(Job.machine_type)
-    return {machine_type: amount for machine_type, amount in session.execute(by_type) if amount}
+def _spent(session: Session, project_id: str) -> tuple[dict[bool, float], dict[str, float]]:
+    """Return the US dollars for the jobs submitted lately, by whether simulated, and GPU hours without a price."""
+    dialect = session.get_bind().dialect.name
+    kinds = Job.simulated, Job.machine_type, Job.price_per_hour == 0
+    sums = func.sum(amounts.cost(dialect)), func.sum(amounts.gpu_hours(dialect))
+    lately = Job.project_id == project_id, Job.created_at >= now(-SPENDING_DAYS * 86400)
+    dollars, hours = {False: 0.0, True: 0.0}, dict[str, float]()
+    for simulated, machine_type, free, cost, gpu_hours in session.execute(
+        select(*kinds, *sums).where(*lately).group_by(*kinds)
+    ):
+        dollars[simulated] += cost or 0.0
+        hours[machine_type] = hours.get(machine_type, 0.0) + (gpu_hours or 0.0) * free
+    return dollars, {machine_type: amount for machine_type, amount in sorted(hours.items()) if amount}

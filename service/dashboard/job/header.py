@@ -23,6 +23,13 @@ from service.tensorboard.routes import unavailable
 
 LIVE = frozenset({"Pending", "Running", "Kept"})  # states in which the pages of a job refresh themselves
 
+_WALLS = {
+    "sandboxed": "No sandbox: this job runs as the server's user and can read its files and keys.",
+    "own_network": "No separate network: this job can reach every service on its machine, and other jobs its ports.",
+    "leads_out": "No network but localhost: its machine cannot give jobs networks of their own, and more than one API "
+    "key is valid.",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class JobHeader:
@@ -44,19 +51,7 @@ class JobHeader:
     def not_isolated(self) -> str | None:
         """The wall that is missing around the job, in words; None: none is."""
         handle = self.row.handle or {}
-        if handle.get("sandboxed") is False:
-            return "No sandbox: this job runs as the server's user and can read its files and keys."
-        if handle.get("own_network") is False:
-            return (
-                "No separate network: this job can reach every service on its machine, and other jobs can reach "
-                "its ports."
-            )
-        if handle.get("leads_out") is False:
-            return (
-                "No network but localhost: its machine cannot give jobs networks of their own, and more than one API "
-                "key is valid."
-            )
-        return None
+        return next((text for wall, text in _WALLS.items() if handle.get(wall) is False), None)
 
     @property
     def began_at(self) -> datetime | None:

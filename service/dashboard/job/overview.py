@@ -5,7 +5,7 @@ import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import Depends, Request
 from fastapi.responses import RedirectResponse, Response
@@ -56,9 +56,7 @@ class Tile:
     points: str  # of a polyline in a drawing 120 wide and 24 high
 
 
-@dataclass(frozen=True, slots=True)
-class LastLines:
-    first: int
+class LastLines(NamedTuple):
     text: str  # its lines, without colours
     total: int
 
@@ -132,7 +130,7 @@ def _last_lines(app_state: AppState, header: JobHeader) -> LastLines:
     texts = [strip_colours(line.message) for line in lines]
     if not header.row.ended and header.attempt is None and (partial := reader.partial(max_line_bytes=_LINE_BYTES)):
         texts.append(strip_colours(partial))
-    return LastLines(after + 1, "\n".join(texts), total)
+    return LastLines("\n".join(texts), total)
 
 
 def _tiles(session: Session, app_state: AppState, header: JobHeader) -> list[Tile]:

@@ -183,7 +183,7 @@ def show_jobs(
         count=f"{MOST_COUNTED - 1:,}+" if count == MOST_COUNTED else f"{count:,}",
         matching=0 if count == MOST_COUNTED else count,
         problem=problem,
-        unknown=[] if problem or page.jobs else _unknown(session, state),
+        **_suggest(session, app_state, caller, state, [] if problem or page.jobs else terms),
         paged=bool(shown.after or shown.before),
         at=shown.at,
         chips=[_chip(state, terms, term) for term in terms],
@@ -208,8 +208,20 @@ def column_choices(
     return {"columns": columns, "choices": COLUMNS, **offered}
 
 
-def _unknown(session: Session, state: ListState) -> list[tuple[UnknownName, list[Chip]]]:
-    return [(unknown, _offer(state, unknown)) for unknown in find_unknown_names(session, state.q)]
+def _suggest(
+    session: Session, app_state: AppState, caller: Principal, state: ListState, terms: Sequence[Term]
+) -> dict[str, Sequence[object]]:
+    """Return queries that find jobs, with a state for its word, without stars, or with a name that jobs have."""
+    chips = []
+    for term in terms:
+        word = term.text.lower()
+        other = f"state:{word}" if word in STATES else term.text.replace("*", "")
+        query = state.q.replace(term.text, other)
+        wanted = read_filter(session, app_state, caller.id, ListJobs.model_validate({"q": query}))
+        if other != term.text and (count := queries.count(session, wanted, most=MOST_COUNTED)):
+            chips.append(Chip(f"{other} ({count:,})", state.url(q=query)))
+    unknown = find_unknown_names(session, state.q) if terms else []
+    return {"suggested": chips, "unknown": [(name, _offer(state, name)) for name in unknown]}
 
 
 def _read(

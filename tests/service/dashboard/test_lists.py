@@ -94,6 +94,14 @@ def test_a_list_has_chips_states_and_sorted_columns(signed_in_browser, submit):
     assert '<td data-label="nosuch" class="number nowrap" data-value="">\N{EN DASH}</td>' in columns
 
 
+def test_a_search_that_finds_nothing_says_what_would(signed_in_browser, submit, client):
+    client.post(f"/jobs/{submit(name='resnet-1')}/stop")
+    for query, meant in (("cancelled", "state:cancelled (1)"), ("name:resnet*", "name:resnet (1)")):
+        page = signed_in_browser.get("/ui/jobs", params={"q": query}).text
+        assert re.findall(r'Did you mean <a class="chip" href="[^"]*">([^<]*)</a>', page) == [meant]
+    assert "Did you mean" not in signed_in_browser.get("/ui/jobs", params={"q": "failed"}).text, "no job has"
+
+
 def test_selected_jobs_are_stopped_tagged_deleted_and_compared(signed_in_browser, submit, client):
     ids = [submit(name=name) for name in ("a", "b")]
     form = {"ids": [*ids, "jnone"], "back": "/ui/jobs?q=tag%3Ax"}
