@@ -54,7 +54,8 @@ def _load(write: bool) -> Callable[[], Any]:  # noqa: FBT001 - the key of a cach
         http = import_module("mcp.server.streamable_http_manager")
     except ModuleNotFoundError as error:
         raise ExtraMissing("/mcp needs", error, "mcp") from error
-    logging.getLogger("mcp").setLevel(logging.WARNING)
+    for name in ("mcp", "httpx2"):  # which log each request with its query
+        logging.getLogger(name).setLevel(logging.WARNING)
     server = tools.build_server(_caller.get, write=write)
     return partial(http.StreamableHTTPSessionManager, server._lowlevel_server, json_response=True, stateless=True)  # noqa: SLF001 - MCPServer has no manager for a request
 
