@@ -66,9 +66,9 @@ def compare_jobs(
     repeated = comparisons.find_repeated(session, new)
     if repeated is not None:
         return repeated.id, False
-    jobs = [queries.get(session, job_id) for job_id in request.jobs]
-    find_project(session, viewer_of(app_state, origin.key_id), jobs[0].project_id, None)
-    return comparisons.create(session, new, jobs).id, True
+    made = comparisons.create(session, new, [queries.get(session, job_id) for job_id in request.jobs])
+    find_project(session, viewer_of(app_state, origin.key_id), made.project_id, None)  # or nothing of it is kept
+    return made.id, True
 
 
 def import_file(

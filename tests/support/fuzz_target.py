@@ -210,6 +210,7 @@ class FuzzTarget:
             "host": lambda: "known.example",
             "worker": lambda: "w",
             "key_id": lambda: self._spare_key_id,
+            "member": lambda: self._spare_key_id,
             "receiver": lambda: self._receiver()[0],
             "delivery_id": lambda: self._receiver()[1],
         }
@@ -226,7 +227,7 @@ class FuzzTarget:
         """The id of a new comparison, of jobs that no earlier request has deleted."""
         request = CompareJobs(jobs=[self.submit(), self.submit()])
         with self._database.write() as session:
-            return compare.compare_jobs(session, RequestOrigin("k", "r", None), request)[0]
+            return compare.compare_jobs(session, self._stores, RequestOrigin("k", "r", None), request)[0]
 
     def _schedule(self) -> str:
         request = SubmitSchedule.model_validate(make_job_body(cron="0 3 * * *"))

@@ -317,9 +317,10 @@ def test_every_route_gives_each_role_what_the_table_of_rights_says(app, world):
     rights, wrong = table(), []
     every = sorted(routes(app), key=lambda route: (bool(DESTROYING.search(route[2])), route[0] != "GET"))
     assert {(method, path) for method, path, _ in every} == rights.keys(), "a route without a row, or a row without one"
-    for route in every:
-        expected = RULES[rights[route[:2]]].split()
-        for column, outcome in zip(COLUMNS, expected, strict=True):
+    for number, route in enumerate(every):
+        columns = [*zip(COLUMNS, RULES[rights[route[:2]]].split(), strict=True)]
+        # Of the three that are nobody, each route is asked by one: test_every_route.py asks for more of them.
+        for column, outcome in [columns[number % 3], *columns[3:]]:
             if (problem := check(world, route, column, outcome)) is not None:
                 wrong.append(f"{route[0]} {route[1]} {column}: {outcome} expected, but {problem}")
     assert not wrong, "\n".join(wrong)
