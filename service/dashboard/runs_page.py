@@ -205,10 +205,11 @@ def _differing(
     differing = [name for name in names if len({json.dumps(row.get(name)) for row in rows}) > 1]
     tried = [f"{PARAM_PREFIX}{name}" for name in sweep.space] if sweep else []
     chosen = list(dict.fromkeys([*tried, *sorted(name for name in differing if name.startswith(PARAM_PREFIX))]))
-    others = [name for name in differing if name not in chosen and not (chosen and name in _PARAMETERS)]
+    listed = {*chosen, *(_PARAMETERS if chosen else ())}
+    others = [f"{OPTION_PREFIX}{name}" for name in differing if name not in listed]
     shared = {"machineType": "machine", "project": "project"}
     fixed = [column for name, column in shared.items() if len({row[name] for row in rows}) > 1]
-    return [*chosen, *measured, *(f"{OPTION_PREFIX}{name}" for name in others), *fixed, "duration", "cost"]
+    return [*measured[:1], *chosen, *measured[1:], *others, *fixed, "duration", "cost"]
 
 
 def _best(metric: str, goal: str, last: Mapping[str, Mapping[str, float]]) -> set[str | None]:
