@@ -109,8 +109,7 @@ def shown_names(session: Session, ids: Sequence[str]) -> dict[str, str]:
 def queued(session: Session, *, limit: int) -> list[Job]:
     """Return the first waiting jobs, by priority and age."""
     if hidden_projects(session):
-        visible = select(Job).where(IS_QUEUED).order_by(Job.priority.desc(), Job.seq)
-        return list(session.scalars(visible.limit(limit)))
+        return list(session.scalars(select(Job).where(IS_QUEUED).order_by(Job.priority.desc(), Job.seq).limit(limit)))
     # SQLite has no statistics: it takes the index of states to be short, and would sort all that wait.
     hint = "" if session.get_bind().dialect.name == "postgresql" else "INDEXED BY ix_jobs_queue"
     first = f"SELECT seq FROM jobs {hint} WHERE state = 'queued' ORDER BY priority DESC, seq LIMIT :first"  # noqa: S608 - constants

@@ -75,10 +75,7 @@ def unmark(session: Session, ids: Sequence[int]) -> bool:
 
 
 def send(session: Session, notice: Notice, sees: Callable[[str, Collection[str]], bool]) -> None:
-    """Write one message to each receiver that is to be told, in the caller's transaction.
-
-    `sees`: whether a key, by its id, sees the projects among some subjects; the owner of a receiver has to.
-    """
+    """Write a message to each receiver to be told whose owner `sees` the subjects, in the caller's transaction."""
     rules = select(Receiver, NotificationRule.events).join(NotificationRule, NotificationRule.receiver == Receiver.id)
     followed = rules.where(NotificationRule.subject.in_([*notice.subjects, ALL])).order_by(Receiver.id)
     for receiver, events in session.execute(followed.with_for_update(of=Receiver)).all():
