@@ -46,7 +46,8 @@ def test_every_service_has_few_rights(services):
 
 def test_only_the_service_is_published_and_only_to_this_machine(compose, services):
     assert [name for name, service in services.items() if "ports" in service] == ["service"]
-    assert services["service"]["ports"] == ["${PUBLISH:-127.0.0.1:8780}:8780"]
+    ports = ["${PUBLISH:-127.0.0.1:8780}:8780", "${PUBLISH_SSH:-127.0.0.1:2222}:2222"]
+    assert services["service"]["ports"] == ports
     assert compose["networks"]["inside"]["internal"] is True
     assert [*services["database"]["networks"]] == [*services["broker"]["networks"]] == ["inside"]
 
