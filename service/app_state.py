@@ -5,6 +5,7 @@ from core.catalogue.images import ImageCatalogue
 from core.catalogue.machine_types import Catalogue, MachineType
 from core.db.database import POOL_SIZE
 from core.security.api_keys import ApiKeyCache
+from core.security.record_writer import RecordWriter
 from core.security.sessions import Sessions
 from core.security.worker_tokens import WorkerTokenCache
 from core.storage import stores
@@ -40,6 +41,7 @@ class AppState(stores.Stores):
     boards: Boards = field(init=False)
     lanes: Lanes = field(init=False)
     worker_tokens: WorkerTokenCache = field(init=False)
+    record: RecordWriter = field(init=False)
     siblings: Siblings = field(default_factory=Siblings)  # the API processes that share the port
     metrics: JobMetricsCache
     submissions: GroupCommit = field(default_factory=GroupCommit)
@@ -50,6 +52,7 @@ class AppState(stores.Stores):
         super().__post_init__()
         self.storage_usage = StorageUsage(self.storage, self.settings.api.processes)
         self.boards = Boards(self.settings)
+        self.record = RecordWriter(self.database, self.settings.record)
         self.worker_tokens = WorkerTokenCache(self.database)
         self.lanes = Lanes(POOL_SIZE)
 

@@ -91,6 +91,7 @@ ROUTE_MODULES = (
 """The routes of the API that need a key or a session."""
 _FLUSH_SECONDS = 60
 _SCHEDULE_SECONDS = 5  # latest time after which a schedule's job is created
+_RECORD_SECONDS = 1.0  # that refusals and reads wait for, so that many share a transaction
 _SWEEP_SECONDS = 0.5  # time between two rounds of a sweep
 _DESCRIPTION = """Submit jobs, follow them, and download their artifacts.
 
@@ -174,7 +175,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app_state: AppState = app.state.app_state
     loops = [
         asyncio.create_task(loop(app_state))
-        for loop in (_flush_key_usage_loop, _run_schedules_loop, _advance_sweeps_loop, _repair_loop, _notify_loop)
+        for loop in (_flush_key_usage_loop, _record_loop, _run_schedules_loop, _advance_sweeps_loop, _repair_loop, _notify_loop)
     ]
     loops.append(asyncio.create_task(endpoint.serve(app_state)))
     app_state.siblings.start()
@@ -187,6 +188,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app_state.streams.close()
         await app_state.boards.close()
         await app_state.lanes.changing.run(_flush_key_usage, app_state)
+        await app_state.lanes.changing.run(_try, app_state, lambda _app_state: app_state.record.write())
 
 
 async def _flush_key_usage_loop(app_state: AppState) -> None:
@@ -194,6 +196,10 @@ async def _flush_key_usage_loop(app_state: AppState) -> None:
         while True:
             await asyncio.sleep(_FLUSH_SECONDS)
             await app_state.lanes.changing.run(_flush_key_usage, app_state)
+
+
+async def _record_loop(app_state: AppState) -> None:
+    await _repeat(app_state, lambda _app_state: app_state.record.write(), pause=_RECORD_SECONDS, idle=_RECORD_SECONDS)
 
 
 async def _run_schedules_loop(app_state: AppState) -> None:
@@ -259,5 +265,6 @@ def _flush_key_usage(app_state: AppState) -> None:
     try:
         app_state.keys.flush()
         app_state.sessions.flush()
+        app_state.record.remove_old()
     except StoreUnavailable:
         logger.warning("key_use_not_recorded")

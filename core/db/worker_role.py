@@ -21,7 +21,7 @@ from core.errors import SpecInvalid
 
 _READ = "SELECT"
 _HIDDEN = (
-    *("api_keys", "changes", "notification_deliveries", "notification_receivers", "one_time_tokens"),
+    *("api_keys", "changes", "identities", "notification_deliveries", "notification_receivers", "one_time_tokens"),
     *("project_members", "saved_views", "sessions", "ssh_keys", "user_keys", "users", "worker_tokens"),
 )
 _READ_ONLY = (

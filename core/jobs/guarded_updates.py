@@ -33,6 +33,7 @@ from core.errors import LeaseLost
 from core.jobs.scheduling.port_allocations import release
 from core.jobs.spec import guards
 from core.jobs.states import OWNED, SOURCES, WAITING_PHASE, JobState
+from core.security.actor import acting_address
 
 STOP_REQUESTED = "stop_requested"  # kind of an event, with the detail `AT_ONCE` for a stop without a grace period
 AT_ONCE = "at once"
@@ -50,9 +51,12 @@ _JOB_ATTRIBUTES = tuple(Job.__mapper__.get_property_by_column(column).key for co
 _EVENTS = insert(Base.metadata.tables[Event.__tablename__])
 _INSERT_EVENT = _EVENTS.values(at=NOW)
 _ADD_SUBMITTED_EVENT = Prepared(
-    _INSERT_EVENT.values(kind="submitted", attempt=0, lease=0, to_state=JobState.QUEUED), ("job_id", "actor")
+    _INSERT_EVENT.values(kind="submitted", attempt=0, lease=0, to_state=JobState.QUEUED), ("job_id", "actor", "address")
 )
-_EVENT_COLUMNS = ("job_id", "kind", "attempt", "lease", "from_state", "to_state", "phase", "reason", "detail", "actor")
+_EVENT_COLUMNS = (
+    *("job_id", "kind", "attempt", "lease", "from_state", "to_state", "phase", "reason", "detail", "actor"),
+    "address",
+)
 _SUBJECTS = ("of_job", "of_array", "of_project", "of_key")
 _RULES = Base.metadata.tables[NotificationRule.__tablename__]
 _IS_FOLLOWED = exists().where(
@@ -225,6 +229,7 @@ def add_event(  # noqa: PLR0913 - the columns of one event
             "reason": reason,
             "detail": detail if detail is None else storable_text(detail),
             "actor": actor,
+            "address": acting_address() if actor else None,
         },
     )
 
@@ -236,8 +241,9 @@ def record_warning(session: Session, job: Job, detail: str) -> None:
     )
 
 
-def add_submitted_events(session: Session, jobs: Sequence[Job]) -> None:
-    _ADD_SUBMITTED_EVENT.execute(session, *({"job_id": job.id, "actor": job.submitted_by} for job in jobs))
+def add_submitted_events(session: Session, jobs: Sequence[Job], address: str | None) -> None:
+    rows = ({"job_id": job.id, "actor": job.submitted_by, "address": address} for job in jobs)
+    _ADD_SUBMITTED_EVENT.execute(session, *rows)
 
 
 def enqueue_wake(session: Session, job: Job) -> None:

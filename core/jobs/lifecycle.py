@@ -36,7 +36,7 @@ from core.jobs.reasons import INFRASTRUCTURE_FAULTS, REASONS, Reason
 from core.jobs.scheduling import dependencies, nodes
 from core.jobs.spec.labels import check_tags
 from core.jobs.states import OWNED, JobState
-from core.security.actor import acting_key
+from core.security.actor import acting_address, acting_key
 from core.security.visibility import seeing_everything
 
 RETRY_FIRST_SECONDS, RETRY_MAX_SECONDS = 5, 600
@@ -417,10 +417,9 @@ def delete(session: Session, job_id: str) -> Job:
 def delete_of_project(session: Session, project_id: str) -> None:
     """Hide all jobs of a project, as `delete` does, in three statements: all of them must have ended."""
     shown = Job.project_id == project_id, Job.deleted_at.is_(None)
-    events = select(Job.id, now(), literal("deleted"), Job.attempt, Job.lease, literal(acting_key(), String)).where(
-        *shown
-    )
-    session.execute(insert(Event).from_select(["job_id", "at", "kind", "attempt", "lease", "actor"], events))
+    actor = literal(acting_key(), String), literal(acting_address(), String)
+    events = select(Job.id, now(), literal("deleted"), Job.attempt, Job.lease, *actor).where(*shown)
+    session.execute(insert(Event).from_select(["job_id", "at", "kind", "attempt", "lease", "actor", "address"], events))
     logins = delete_rows(GitLogin).where(GitLogin.job_id.in_(select(Job.id).where(*shown)))
     for statement in (logins, update(Job).where(*shown).values(deleted_at=now())):
         session.execute(statement, execution_options={"synchronize_session": False})

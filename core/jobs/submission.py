@@ -40,6 +40,7 @@ class NewJob:
     request_sha256: str | None = None
     request_id: str | None = None
     trace_parent: str | None = None
+    address: str | None = None  # of the client
     image: str | None = None
     array: ArrayMember | None = None
 
@@ -120,7 +121,7 @@ def insert_queued(session: Session, new_jobs: Sequence[NewJob]) -> list[Job]:
         request_ports(session, job)
     params.add_submitted(session, jobs)
     dependencies.add(session, jobs)
-    add_submitted_events(session, jobs)
+    add_submitted_events(session, jobs, new_jobs[0].address)
     enqueue_wakes(session, jobs)
     return jobs
 

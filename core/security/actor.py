@@ -1,59 +1,98 @@
-"""The API key behind what this thread or task does, for the events of jobs and the record of all other changes."""
+"""Who does what this thread or task does, and the record of it: events of jobs, and rows of all other changes."""
 
+from collections import deque
 from contextvars import ContextVar
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import insert, null, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, insert, null, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from core.db.database import now
 from core.db.models.changes import Change
-from core.db.models.credentials import ApiKey
+from core.db.models.credentials import ApiKey, User, UserKey
 from core.db.models.jobs import Event
 
-_key_id: ContextVar[str | None] = ContextVar("acting_key", default=None)
+SECRETS_USED = "secrets_used"  # kind of the event of a job that was given the values of secrets
 
 
-def act_as(key_id: str | None) -> None:
-    """Take what this thread or task does from now on as done with this API key; None: with none."""
-    _key_id.set(key_id)
+class Unwritten(NamedTuple):
+    """A row that is not worth a transaction of its own: a refusal, or the read of something in a project."""
+
+    kind: str
+    target: str
+    result: str | None = None
+    key_id: str | None = None
+    address: str | None = None
+    project_id: str | None = None
+
+
+class Actor(NamedTuple):
+    key_id: str | None = None
+    address: str | None = None  # of the client
+    reads: "deque[Unwritten] | None" = None  # takes what is read; None: that is not recorded
+
+
+_actor: ContextVar[Actor] = ContextVar("actor", default=Actor())
+
+
+def act_as(actor: Actor) -> None:
+    """Take what this thread or task does from now on as done by this actor."""
+    _actor.set(actor)
 
 
 def acting_key() -> str | None:
     """Return the id of the API key with which this is done; None: no person's, or gradient-server."""
-    return _key_id.get()
+    return _actor.get().key_id
+
+
+def acting_address() -> str | None:
+    return _actor.get().address
 
 
 def record_change(session: Session, kind: str, target: str) -> None:
     """Record a change to what is not a job, in its own transaction."""
-    session.execute(insert(Change).values(at=now(), actor=acting_key(), kind=kind, target=target))
+    row = {"at": now(), "actor": acting_key(), "address": acting_address(), "kind": kind, "target": target}
+    session.execute(insert(Change).values(row))
+
+
+def note_read(project_id: str, target: str) -> None:
+    """Note that the caller of this request read something, which is recorded if the project is closed."""
+    actor = _actor.get()
+    if actor.reads is not None:
+        actor.reads.append(Unwritten("read", target, None, actor.key_id, actor.address, project_id))
 
 
 class Action(NamedTuple):
-    """Something that a person did, to a job or to something else."""
+    """Something that a person did, to a job or to something else, or was refused."""
 
     at: datetime
     key_id: str | None
     key_name: str | None
+    user: str | None  # address of the user whose key it is
+    address: str | None
     kind: str
     target: str
     detail: str | None
+    result: str | None  # name of the error with which it was refused; None: it was done
 
 
-def actions_since(session: Session, since: datetime) -> list[Action]:
-    """Return what people did to jobs and changed elsewhere, oldest first."""
-    on_jobs = (
-        select(Event.at, Event.actor, ApiKey.name, Event.kind, Event.job_id, Event.detail)
-        .outerjoin(ApiKey, ApiKey.id == Event.actor)
-        .where(Event.actor.is_not(None), Event.at >= since)
-        .order_by(Event.id)
+def actions(session: Session, since: datetime, *, key_id: str | None = None, most: int | None = None) -> list[Action]:
+    """Return what people did to jobs and changed elsewhere, oldest first; `most`: only the newest so many."""
+    of_jobs = _rows(Event, Event.job_id, Event.detail, null()).where(Event.actor.is_not(None))
+    others = _rows(Change, Change.target, null(), Change.result)
+    rows: list[Action] = []
+    for table, query in ((Event, of_jobs), (Change, others)):
+        of_key = () if key_id is None else (table.actor == key_id,)
+        newest = query.where(table.at >= since, *of_key).order_by(table.id.desc()).limit(most)
+        rows += (Action(*row) for row in session.execute(newest).all()[::-1])
+    return sorted(rows, key=lambda action: action.at)[-(most or 0) :]
+
+
+def _rows(table: type[Event] | type[Change], *target: InstrumentedAttribute[Any] | Any) -> Select[Any]:  # noqa: ANN401 - expressions
+    return (
+        select(table.at, table.actor, ApiKey.name, User.email, table.address, table.kind, *target)
+        .outerjoin(ApiKey, ApiKey.id == table.actor)
+        .outerjoin(UserKey, UserKey.key_id == table.actor)
+        .outerjoin(User, User.id == UserKey.user_id)
     )
-    others = (
-        select(Change.at, Change.actor, ApiKey.name, Change.kind, Change.target, null())
-        .outerjoin(ApiKey, ApiKey.id == Change.actor)
-        .where(Change.at >= since)
-        .order_by(Change.id)
-    )
-    actions = [Action(*row) for query in (on_jobs, others) for row in session.execute(query)]
-    return sorted(actions, key=lambda action: action.at)

@@ -12,16 +12,16 @@ from sqlalchemy.orm import Session
 
 from core.catalogue.registry_hosts import RegistryCredentials, parse_host, registry_host
 from core.db.database import now
-from core.db.models.credentials import GitLogin, JobRegistryPassword, Registry, Secret
+from core.db.models.credentials import GitLogin, Identity, JobRegistryPassword, Registry, Secret
 from core.db.models.jobs import Job
 from core.db.models.notifications import Receiver
 from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
 from core.errors import CredentialNotFound, SecretUnreadable, SpecInvalid
-from core.jobs.guarded_updates import insert_ignore
+from core.jobs.guarded_updates import add_event, insert_ignore
 from core.jobs.spec.job_spec import SECRET_NAME, JobSpec
 from core.jobs.spec.labels import check_label
-from core.security.actor import record_change
+from core.security.actor import SECRETS_USED, record_change
 from core.security.encryption import Vault
 
 ALL_PROJECTS = ""
@@ -76,6 +76,7 @@ def check_secrets_exist(session: Session, spec: JobSpec, project_id: str | None)
 
 
 def resolve_env(session: Session, vault: Vault, job: Job) -> dict[str, str]:
+    """Return a job's environment with the values of the secrets that it names, and record their use with the job."""
     env, named = job.spec.env_vars, job.spec.secrets()
     if not named:
         return env
@@ -90,6 +91,8 @@ def resolve_env(session: Session, vault: Vault, job: Job) -> dict[str, str]:
             values[variable] = vault.decrypt(_secret_purpose(secret.project_id, name), secret.sealed)
         except SecretUnreadable as error:
             raise SecretUnreadable(f"secret {name}: {error.message}") from error
+    used = ", ".join(_described(secret.project_id, name) for name, secret in sorted(secrets.items()))
+    add_event(session, job, SECRETS_USED, detail=used, actor=job.submitted_by)
     return env | values
 
 
@@ -214,6 +217,10 @@ def _for_each_encrypted(
         *((row, _job_purpose(row.job_id)) for row in session.scalars(narrow(select(JobRegistryPassword)))),
         *((row, _git_purpose(row.job_id)) for row in session.scalars(narrow(select(GitLogin)))),
         *(
+            (row, tokens_purpose(row.user_id))
+            for row in session.scalars(narrow(select(Identity).where(Identity.sealed.is_not(None))))
+        ),
+        *(
             (row, _git_purpose(row.id))
             for table in (Schedule, Sweep)
             for row in session.scalars(narrow(select(table).where(table.sealed != "")))
@@ -274,6 +281,10 @@ def _registry_purpose(project_id: str, host: str) -> str:
 
 def receiver_purpose(name: str) -> str:
     return f"notification receiver {name}"
+
+
+def tokens_purpose(user_id: str) -> str:
+    return f"sign-in tokens of user {user_id}"
 
 
 def _job_purpose(job_id: str) -> str:

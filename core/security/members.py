@@ -82,6 +82,17 @@ def _find(session: Session, named: str) -> str:
     return users.identity_of(session, api_keys.get(session, named[:100]).id)
 
 
+def set_role(session: Session, project: Project, user: User, role: str | None) -> None:
+    """Give a user the role that its groups have in a project; None: none."""
+    member = session.get(ProjectMember, (project.id, user.id))
+    if role is None and member is not None:
+        session.delete(member)
+        record_change(session, "member_removed", f"{project.name}: {user.email}, by its groups")
+    elif role is not None and (member is None or member.role != role):
+        session.merge(ProjectMember(project_id=project.id, member=user.id, role=role))
+        record_change(session, "member_set", f"{project.name}: {user.email} {role}, by its groups")
+
+
 def set_closed(session: Session, project: Project, key_id: str, *, closed: bool) -> None:
     """Close or open a project; who closes it becomes a maintainer, and its owner unless it has one."""
     if closed == (project.closed_at is not None):

@@ -21,6 +21,7 @@ _TOKEN_BYTES = 32
 class Purpose(StrEnum):
     TICKET = "ticket"  # opens a browser session for an API key
     LOGIN = "login"  # creates an API key for a user
+    CLI = "cli"  # creates one for a client of a user who has signed in
     JOIN = "join"  # creates the token of a worker
 
 

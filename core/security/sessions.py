@@ -9,10 +9,11 @@ from sqlalchemy import ColumnElement, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import Database, now
-from core.db.models.credentials import ApiKey, BrowserSession, OneTimeToken
+from core.db.models.credentials import ApiKey, BrowserSession, Identity, OneTimeToken
 from core.errors import NotFound, Unauthorized
 from core.ids import new_id
 from core.security.api_keys import CACHE_SECONDS, ApiKeyCache, digest
+from core.security.one_time_tokens import TTL_SECONDS
 from core.security.row_cache import RowCache
 from core.settings.api import SignInSettings
 from core.storage.retention import DAY_SECONDS
@@ -106,6 +107,16 @@ class Sessions:
         with self._database.write() as session:
             _delete(session, BrowserSession.sha256 == sha256)
         self._known.drop(sha256)
+
+    def clear(self) -> None:
+        self._known.clear()
+
+    def signed_in_lately(self, token: str) -> bool:
+        """Return whether the session was opened at the OpenID provider, in the last ten minutes."""
+        recent = BrowserSession.sha256 == digest(token), BrowserSession.created_at > now(-TTL_SECONDS)
+        with self._database.read() as session:
+            query = select(BrowserSession.id).join(Identity, Identity.key_id == BrowserSession.key_id).where(*recent)
+            return session.scalar(query) is not None
 
     def flush(self) -> None:
         """Store when sessions were last used; called periodically, outside of requests."""

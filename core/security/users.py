@@ -1,4 +1,4 @@
-"""Users who sign in with e-mail and password. Only a slow hash of the password (Argon2id) is stored.
+"""Users. Of a password only a slow hash (Argon2id) is stored; who signs in elsewhere has none.
 
 Login issues an API key; removing a user revokes the keys issued to them.
 """
@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from core.db.database import now
-from core.db.models.credentials import ApiKey, User, UserKey
+from core.db.models.credentials import ApiKey, Identity, User, UserKey
 from core.db.models.project_members import ProjectMember
 from core.errors import NotFound, SpecInvalid, Unauthorized
 from core.ids import new_id
@@ -26,14 +26,15 @@ _MAX_EMAIL = 254
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\Z")
 # 16 MiB and about 0.1 s of one CPU, more work than OWASP's cheat sheet requires.
 _hasher = PasswordHasher(time_cost=8, memory_cost=16 * 1024, parallelism=1)
-_DUMMY_HASH = f"$argon2id$v=19$m=16384,t=8,p=1${'A' * 22}${'A' * 43}"  # a hash of the same cost that no password has
+_NO_PASSWORD = f"$argon2id$v=19$m=16384,t=8,p=1${'A' * 22}${'A' * 43}"  # a hash of the same cost that no password has
 
 
-def create(session: Session, email: str, password: str) -> User:
-    address = _normalize_email(email)
+def create(session: Session, email: str, password: str | None) -> User:
+    """Create a user; `password`: None if the user signs in elsewhere."""
+    address = normalize_email(email)
     if not (_EMAIL.match(address) and address.isprintable() and len(address) <= _MAX_EMAIL):
         raise SpecInvalid("Not an e-mail address; one looks like name@host.", field="email")
-    if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD:
+    if password is not None and not MIN_PASSWORD <= len(password) <= MAX_PASSWORD:
         raise SpecInvalid(
             f"The password has {len(password)} characters; {MIN_PASSWORD} to {MAX_PASSWORD} are allowed.",
             field="password",
@@ -41,7 +42,7 @@ def create(session: Session, email: str, password: str) -> User:
     values = {
         "id": new_id("u"),
         "email": address,
-        "password": _hasher.hash(password.encode(errors="replace")),
+        "password": _NO_PASSWORD if password is None else _hasher.hash(password.encode(errors="replace")),
         "created_at": now(),
     }
     record_change(session, "user_created", address)
@@ -56,7 +57,7 @@ def list_users(session: Session) -> list[User]:
 
 
 def get(session: Session, email: str) -> User:
-    user = session.scalar(select(User).where(User.email == _normalize_email(email)))
+    user = session.scalar(select(User).where(User.email == normalize_email(email)))
     if user is None:
         raise NotFound(f"No such user: {email!r}. `gradient-server users list` shows them.", field="email")
     return user
@@ -71,6 +72,7 @@ def remove(session: Session, email: str) -> Sequence[ApiKey]:
     ids = session.scalars(select(UserKey.key_id).where(UserKey.user_id == user.id)).all()
     revoked = [api_keys.revoke(session, key_id) for key_id in ids]
     session.execute(delete(ProjectMember).where(ProjectMember.member == user.id))
+    session.execute(delete(Identity).where(Identity.user_id == user.id))
     session.execute(delete(User).where(User.id == user.id))
     record_change(session, "user_deleted", user.email)
     return revoked
@@ -78,9 +80,9 @@ def remove(session: Session, email: str) -> Sequence[ApiKey]:
 
 def sign_in(session: Session, email: str, password: str) -> User:
     """Authenticate a user by address and password. Raises `Unauthorized`: the address or the password is wrong."""
-    user = session.scalar(select(User).where(User.email == _normalize_email(email)))
+    user = session.scalar(select(User).where(User.email == normalize_email(email)))
     # An unknown address takes as long to check, so that addresses cannot be found by timing.
-    stored = user.password if user is not None else _DUMMY_HASH
+    stored = user.password if user is not None else _NO_PASSWORD
     if not _verify_password(password, stored) or user is None:
         raise Unauthorized("The e-mail address or the password is wrong.")
     return user
@@ -111,7 +113,7 @@ def create_key_for(session: Session, user_id: str, name: str, *, days: float | N
     return key, secret
 
 
-def _normalize_email(email: str) -> str:
+def normalize_email(email: str) -> str:
     return email.strip().casefold()
 
 

@@ -13,13 +13,14 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from core.formatting import GIB
 from core.settings import variables
-from core.settings.api import ApiSettings, SignInSettings
+from core.settings.api import ApiSettings, OidcSettings, SignInSettings
 from core.settings.cloud import BucketSettings, GcsSettings, StoreSettings, TpuSettings
 from core.settings.database import SQLITE, DatabaseSettings, sqlite_file
 from core.settings.docker import DockerSettings, ImageSettings
 from core.settings.group import SettingsGroup, require_host_and_port
 from core.settings.limits import LimitSettings, RetentionSettings
 from core.settings.network import EgressSettings, NotificationSettings, PortSettings, SshSettings, TensorBoardSettings
+from core.settings.record import RecordSettings
 from core.settings.slurm import SlurmSettings
 from core.settings.worker import (
     PROCESS_BACKEND,
@@ -138,6 +139,7 @@ class Settings(SettingsGroup, BaseSettings):
     )
     api: ApiSettings = ApiSettings()
     sign_in: SignInSettings = SignInSettings()
+    oidc: OidcSettings = OidcSettings()
     limits: LimitSettings = LimitSettings()
     database: DatabaseSettings = DatabaseSettings()
     queue: QueueSettings = QueueSettings()
@@ -163,6 +165,7 @@ class Settings(SettingsGroup, BaseSettings):
     bucket: BucketSettings = BucketSettings()
     statsd: StatsdSettings = StatsdSettings()
     retention: RetentionSettings = RetentionSettings()
+    record: RecordSettings = RecordSettings()
     tracing: TracingSettings = TracingSettings()
 
     @field_validator("home")

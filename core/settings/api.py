@@ -1,7 +1,7 @@
 from ipaddress import ip_network
-from typing import ClassVar
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from core.formatting import GIB
 from core.settings.group import PublicUrl, SettingsGroup
@@ -49,6 +49,45 @@ class ApiSettings(SettingsGroup):
         for network in proxies:
             ip_network(network)  # raises a ValueError that says what is wrong
         return proxies
+
+
+class OidcSettings(SettingsGroup):
+    """Sign-in with an OpenID provider; its application has the redirect URI PUBLIC_URL/ui/login/callback."""
+
+    issuer: str | None = Field(
+        default=None,
+        description="URL of the OpenID provider, as in its metadata at ISSUER/.well-known/openid-configuration; "
+        "default: no sign-in with one",
+        pattern=r"^https?://\S+$",
+    )
+    client_id: str = Field(default="", description="id of the service's application at the provider")
+    client_secret: SecretStr = Field(default=SecretStr(""), description="secret of the application")
+    name: str = Field(default="your organisation", description="name of the provider on the sign-in page")
+    scopes: list[str] = Field(
+        default=["openid", "email", "profile"],
+        description="scopes to request, as a JSON list; with offline_access, if the provider offers it",
+    )
+    email_domains: list[str] = Field(
+        default=[], description="domains of the e-mail addresses that may sign in, as a JSON list; empty: all"
+    )
+    groups_claim: str = Field(default="groups", description="name of the claim that lists the groups of a user")
+    administrators: list[str] = Field(
+        default=[], description="groups whose members are administrators, as a JSON list"
+    )
+    roles: dict[str, dict[str, Literal["viewer", "submitter", "maintainer"]]] = Field(
+        default={},
+        description='roles of groups in projects, as a JSON object: {"GROUP": {"PROJECT": "viewer"}}; or submitter, or '
+        "maintainer",
+    )
+    check_seconds: float = Field(
+        default=300.0, ge=1, description="seconds between checks of a user's groups and account at the provider"
+    )
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.issuer is not None and not self.client_id:
+            raise ValueError("CLIENT_ID is missing: the id of the service's application at the provider.")
+        return self
 
 
 class SignInSettings(SettingsGroup):

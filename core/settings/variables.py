@@ -14,7 +14,7 @@ from core.errors import SettingsInvalid
 
 PREFIX = "GRADIENT_"
 _OF_JOBS = "GRADIENT_STATSD_PORT"  # no mistake: jobs have it
-_PRIVATE = frozenset({"database", "queue", "secrets"})  # groups with passwords
+_PRIVATE = frozenset({"database", "oidc", "queue", "secrets"})  # groups with passwords
 _SHOWN = 100
 _PROBLEMS = {
     "dict_type": "It is not a JSON object",

@@ -16,7 +16,7 @@ from core.db.models.credentials import ApiKey
 from core.errors import AdministratorOnly, KeyNeeded, KeyRefused, Unauthorized
 from core.jobs import queries
 from core.monitoring.logging import bind
-from core.security.actor import act_as
+from core.security.actor import Actor, act_as
 from core.security.key_rights import KeyRights
 from core.security.visibility import Viewer, hidden_projects, see_as, seeing_as
 from service.app_state import AppState
@@ -70,8 +70,9 @@ def _count_request(connection: HTTPConnection, app_state: AppState, key: ApiKey,
     if not getattr(connection.state, "counted", False):
         _check_scope(connection, key)
         connection.state.counted = True
-        app_state.keys.used_from(key.id, connection.client.host if connection.client else None)
-        act_as(principal.id)
+        address = connection.client.host if connection.client else None
+        app_state.keys.used_from(key.id, address)
+        act_as(Actor(principal.id, address, app_state.record.reads))
         see_as(viewer_of(app_state, key.id, KeyRights.of(key.rights)))
         bind(request_id=getattr(connection.state, "request_id", None), key_id=principal.id)
         app_state.limits.requests.acquire(principal.id)

@@ -12,10 +12,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, HTTPConnection
 
 from core import errors
+from core.security.actor import Unwritten, acting_key
 from core.system.filesystem import FULL_DISK_ERRNOS
+from service.deps import state_of
 from service.schemas.base import ErrorDetail, ErrorView
 
 logger = logging.getLogger(__name__)
@@ -65,9 +67,11 @@ STATUS_BY_ERROR: dict[type[errors.GradientError], int] = {
 }
 """HTTP status of every class in `core.errors`; a missing class is a bug in this module."""
 
+_REFUSED = {401, 402, 403}  # statuses that the record keeps
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "5"}, 503: {"Retry-After": "2"}}
 _ERROR_NAMES = {413: "TooLarge", 416: "RangeNotSatisfiable", 422: "Unprocessable"}  # phrases differ by Python version
 _MAX_PROBLEMS = 3
+_SHOWN_PATH = 300
 
 
 def _declare_responses(descriptions: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
@@ -161,14 +165,24 @@ def problem(loc: Sequence[str | int], message: str) -> RequestValidationError:
     return RequestValidationError([{"type": "value_error", "loc": tuple(loc), "msg": message, "input": None}])
 
 
-def _handle_gradient_error(_request: Request, error: Exception) -> JSONResponse:
+def _handle_gradient_error(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, errors.GradientError):
         raise error
     detail = error_detail(error)
+    if detail.status in _REFUSED:
+        _record_refusal(request, detail)
     if detail.status == http.HTTPStatus.INTERNAL_SERVER_ERROR:
         return internal_error_response(error)
     headers = {"Retry-After": str(error.retry_after)} if isinstance(error, errors.LimitReached) else None
     return _detail_response(detail, headers)
+
+
+def _record_refusal(request: HTTPConnection, detail: ErrorDetail) -> None:
+    """Record who was refused what. Of somebody without a key it keeps only the address: anyone can send any path."""
+    key_id, scope = acting_key(), request.scope
+    target = "" if key_id is None else f"{scope.get('method', 'WEBSOCKET')} {scope['path'][:_SHOWN_PATH]}"
+    address = request.client.host if request.client else None
+    state_of(request).record.unwritten.append(Unwritten("refused", target, detail.name, key_id, address))
 
 
 def _handle_http_error(request: Request, error: Exception) -> JSONResponse:

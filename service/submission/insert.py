@@ -16,6 +16,7 @@ from core.jobs.tracking import job_notes
 from core.monitoring import tracing
 from core.notifications import receivers
 from core.security import key_rights, members
+from core.security.actor import acting_address
 from core.security.visibility import Viewer, seeing_as, seeing_everything
 from core.system.failpoints import failpoint
 from service.app_state import AppState
@@ -36,6 +37,7 @@ def prepared_job(app_state: AppState, origin: RequestOrigin, valid: ValidatedJob
         "idempotency_key": origin.idempotency_key,
         "request_id": origin.request_id,
         "trace_parent": tracing.trace_parent(),
+        "address": acting_address(),
         "notes": valid.notes,
         "answer_notes": valid.answer_notes,
     }

@@ -46,7 +46,8 @@ class LaunchSecrets:
             return dict(self._job.spec.env_vars)
         if self._link is not None:
             return dict(self._fetch(self._link, "environment"))
-        return self._read(lambda session: credentials.resolve_env(session, self._vault, self._job))
+        with _refusals_end_the_job(), self._database.write() as session:
+            return credentials.resolve_env(session, self._vault, self._job)
 
     def login(self, image: str, *, push: bool = False) -> RegistryCredentials | None:
         """Return the login for an image's registry, to pull or to push."""

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, LargeBinary, String, Text, false
+from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, Text, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from core.db.database import Base, UtcDateTime
@@ -106,6 +106,22 @@ class User(Base):
     email: Mapped[str] = mapped_column(String(254), unique=True)  # in lower case
     password: Mapped[str] = mapped_column(String(255))  # slow hash (Argon2id), with salt and cost parameters
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class Identity(Base):
+    """The account at an OpenID provider with which a user signs in; such a user has no password."""
+
+    __tablename__ = "identities"
+
+    user_id: Mapped[str] = mapped_column(ForeignKey("users.id"), primary_key=True)
+    issuer: Mapped[str] = mapped_column(String(500))
+    subject: Mapped[str] = mapped_column(String(255))
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"))  # the key of the user's browser sessions
+    sealed: Mapped[str | None] = mapped_column(Text)
+    """The provider's tokens, encrypted, with which the service asks again; None: the user has to sign in again."""
+    checked_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+    __table_args__ = (Index("uq_identities_subject", "issuer", "subject", unique=True),)
 
 
 class UserKey(Base):

@@ -351,6 +351,7 @@ class Event(Base):
     detail: Mapped[str | None] = mapped_column(Text)
     actor: Mapped[str | None] = mapped_column(String(16))
     """Id of the API key of the person who caused it; None: nobody did."""
+    address: Mapped[str | None] = mapped_column(String(64))  # of that person's client
     to_notify: Mapped[bool | None]  # true if its receivers have not been considered yet
 
     __table_args__ = (

@@ -67,13 +67,14 @@ class _Held(NamedTuple):
     job_id: str
     attempt: int
 
-    def read(self, query: Callable[[Session, Job], T], *, earlier: bool = False) -> T:
-        """Query the database about the job.
+    def read(self, query: Callable[[Session, Job], T], *, earlier: bool = False, changes: bool = False) -> T:
+        """Query the database about the job; `changes`: and change it.
 
         `earlier`: the request is about this attempt or one before the one that the worker holds. Raises `LeaseLost`:
         the worker does not hold the job in this attempt.
         """
-        with self.app_state.database.read() as session:
+        database = self.app_state.database
+        with database.write() if changes else database.read() as session:
             job = session.scalar(select(Job).where(Job.id == self.job_id))
             attempts = () if job is None else range(1, job.attempt + 1) if earlier else (job.attempt,)
             if job is None or job.worker != self.worker or job.state not in OWNED or self.attempt not in attempts:
@@ -334,7 +335,7 @@ def _find_workspace(app_state: AppState, worker: str, sha256: str) -> StoredWork
 def resolve_environment(held: _HeldDep) -> dict[str, str]:
     """Return the user's environment with the values of the secrets it names."""
     vault = Vault(held.app_state.settings)
-    return held.read(lambda session, job: credentials.resolve_env(session, vault, job))
+    return held.read(lambda session, job: credentials.resolve_env(session, vault, job), changes=True)
 
 
 @router.get("/jobs/{job_id}/{attempt}/logins/registry")

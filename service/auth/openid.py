@@ -1,0 +1,169 @@
+"""The client of an OpenID provider: the authorization code flow with PKCE, by Authlib, and checks of who has signed in."""
+
+import hmac
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from core.db.database import on_commit
+from core.db.models.credentials import Identity
+from core.errors import SecretUnreadable, StoreUnavailable, Unauthorized
+from core.security import identities
+from core.security.encryption import Vault
+from core.security.identities import Account
+from core.settings import Settings
+from service.app_state import AppState
+
+logger = logging.getLogger(__name__)
+
+CALLBACK = "/ui/login/callback"
+# Signatures by keys that the provider publishes: with HS256 the service's own secret would sign, with none nobody.
+_ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+_TIMEOUT_SECONDS = 10.0
+_REFUSALS = {400, 401, 403}
+_OFFLINE = "offline_access"  # the scope for tokens that outlive the browser's session at the provider
+
+T = TypeVar("T")
+
+
+class Provider:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings.oidc
+        self._redirect_uri = settings.public_url + CALLBACK
+        self._home = f"{settings.public_url}/ui/login"
+        self._loaded: Any = None
+
+    @property
+    def name(self) -> str | None:
+        """What the sign-in page calls the provider; None: there is none."""
+        return self._settings.name if self._settings.issuer else None
+
+    def begin(self) -> dict[str, str]:
+        """Return the `url` to sign in at, with the `state`, `nonce` and `code_verifier` of this sign-in."""
+        return dict(self._ask(lambda client: client.create_authorization_url(self._redirect_uri)))
+
+    def finish(self, answer: Mapping[str, str], begun: Mapping[str, str]) -> Account:
+        """Exchange the code of an answer. Raises `Unauthorized`: it is not the answer to what was begun, or refused."""
+        if not begun or not hmac.compare_digest(answer.get("state", "").encode(), begun["state"].encode()):
+            raise Unauthorized("This sign-in was not begun in this browser, or is older than ten minutes. Try again.")
+        if "code" not in answer:
+            raise Unauthorized(f"The provider refused: {answer.get('error_description') or answer.get('error')}"[:300])
+
+        def exchange(client: Any) -> Account:  # noqa: ANN401 - as `_client`
+            token = client.fetch_access_token(
+                self._redirect_uri, code=answer["code"], code_verifier=begun["code_verifier"]
+            )
+            return self._account(client, token, begun["nonce"])
+
+        return self._ask(exchange)
+
+    def check(self, token: Mapping[str, Any]) -> Account:
+        """Ask again about somebody who has signed in. Raises `Unauthorized`: the provider no longer vouches for them."""
+
+        def ask(client: Any) -> Account:  # noqa: ANN401 - as `_client`
+            metadata, new = client.load_server_metadata(), dict(token)
+            if token.get("refresh_token"):
+                with client._get_oauth_client(**metadata) as session:  # noqa: SLF001 - Authlib's integrations do so
+                    new |= session.refresh_token(metadata["token_endpoint"], token["refresh_token"])
+            return self._account(client, new, None)
+
+        return self._ask(ask)
+
+    def sign_out_url(self, token: Mapping[str, Any]) -> str | None:
+        """Return where to end the session at the provider; None: it offers no such address."""
+
+        def find(client: Any) -> str | None:  # noqa: ANN401 - as `_client`
+            if "end_session_endpoint" not in client.load_server_metadata():
+                return None
+            names = {"id_token_hint": token.get("id_token"), "client_id": self._settings.client_id}
+            return str(client.create_logout_url(self._home, **names)["url"])
+
+        return self._ask(find)
+
+    def _account(self, client: Any, token: Mapping[str, Any], nonce: str | None) -> Account:  # noqa: ANN401 - as `_client`
+        named = {"iss": self._settings.issuer, "aud": self._settings.client_id}
+        options = {claim: {"essential": True, "value": value} for claim, value in named.items()}
+        claims = dict(client.parse_id_token(token, nonce, options) or {})
+        if "userinfo_endpoint" in client.load_server_metadata():
+            info = client.userinfo(token=token)
+            if claims.get("sub") != info.get("sub"):
+                raise Unauthorized("The provider's answers are about two different people.")
+            claims |= info
+        if "sub" not in claims:
+            raise Unauthorized("The provider's answer has no ID token.")
+        return Account.of(self._settings, claims, token)
+
+    def _ask(self, ask: Callable[[Any], T]) -> T:
+        """Raise `StoreUnavailable` if the provider does not answer, `Unauthorized` if it refuses."""
+        from authlib.common.errors import AuthlibBaseError  # noqa: PLC0415 - slow to load
+        from joserfc.errors import JoseError  # noqa: PLC0415 - slow to load
+        from requests import RequestException  # noqa: PLC0415 - slow to load
+
+        try:
+            return ask(self._client())
+        except (AuthlibBaseError, JoseError) as error:
+            logger.warning("sign_in_refused", exc_info=error)
+            raise Unauthorized("The provider's answer was refused. Sign in again; the service's log says why.") from error
+        except (RequestException, KeyError, TypeError, ValueError) as error:
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            if status in _REFUSALS:
+                raise Unauthorized("The provider refused its own token. Sign in again.") from error
+            logger.warning("openid_provider_failed", exc_info=error)
+            raise StoreUnavailable(f"{self._settings.issuer} does not answer as an OpenID provider.") from error
+
+    def _client(self) -> Any:  # noqa: ANN401 - a class without types
+        if self._loaded is None:
+            from authlib.integrations.base_client.sync_app import BaseApp, OAuth2Mixin  # noqa: PLC0415 - slow to load
+            from authlib.integrations.base_client.sync_openid import OpenIDMixin  # noqa: PLC0415 - slow to load
+            from authlib.integrations.requests_client import OAuth2Session  # noqa: PLC0415 - slow to load
+
+            settings, issuer = self._settings, str(self._settings.issuer)
+            kinds = (OAuth2Mixin, OpenIDMixin, BaseApp)
+            client = type("Client", kinds, {"client_cls": OAuth2Session})(
+                None,
+                client_id=settings.client_id,
+                client_secret=settings.client_secret.get_secret_value() or None,
+                server_metadata_url=f"{issuer.rstrip('/')}/.well-known/openid-configuration",
+                client_kwargs={"code_challenge_method": "S256", "default_timeout": _TIMEOUT_SECONDS},
+            )
+            metadata = client.load_server_metadata()
+            if metadata.get("issuer") != issuer:
+                raise ValueError(f"The provider calls itself {metadata.get('issuer')!r}, not {issuer!r}.")
+            metadata["id_token_signing_alg_values_supported"] = _ALGORITHMS
+            offline = {_OFFLINE} & {*metadata.get("scopes_supported", ())} - {*settings.scopes}
+            client.client_kwargs["scope"] = " ".join([*settings.scopes, *offline])
+            self._loaded = client
+        return self._loaded
+
+
+def check_due(app_state: AppState) -> int:
+    """Ask the provider about users who were not checked for long; returns how many there were."""
+    settings, provider = app_state.settings, app_state.provider
+    with app_state.database.write() as session:
+        due = identities.take_due(session, settings.oidc.check_seconds)
+    for identity in due:
+        with suppress(StoreUnavailable):  # it is logged; their rights stay as they are until the provider answers
+            _check(app_state, provider, identity)
+    return len(due)
+
+
+def _check(app_state: AppState, provider: Provider, identity: Identity) -> None:
+    vault, settings = Vault(app_state.settings), app_state.settings.oidc
+    change: Callable[..., None]
+    try:
+        token = identities.token_of(vault, identity)
+        change = partial(identities.forget, revoke=not identities.is_expired(token))
+        if identity.issuer == settings.issuer and not identities.is_expired(token):
+            account = provider.check(token)
+            if account.subject == identity.subject:
+                change = partial(identities.update_rights, vault=vault, settings=settings, account=account)
+    except Unauthorized:
+        pass
+    except SecretUnreadable:
+        change = partial(identities.forget, revoke=False)
+    with app_state.database.write() as session:
+        change(session, identity=session.get_one(Identity, identity.user_id))
+        on_commit(session, app_state.keys.clear)
+        on_commit(session, app_state.sessions.clear)
