@@ -10,6 +10,7 @@ from core.security.sessions import Sessions
 from core.security.worker_tokens import WorkerTokenCache
 from core.storage import stores
 from core.storage.artifacts.text_lines import LineIndexCache
+from service.auth.openid import Provider
 from service.auth.per_key_limits import Limits
 from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import Signer
@@ -42,6 +43,7 @@ class AppState(stores.Stores):
     lanes: Lanes = field(init=False)
     worker_tokens: WorkerTokenCache = field(init=False)
     record: RecordWriter = field(init=False)
+    provider: Provider = field(init=False)
     siblings: Siblings = field(default_factory=Siblings)  # the API processes that share the port
     metrics: JobMetricsCache
     submissions: GroupCommit = field(default_factory=GroupCommit)
@@ -52,6 +54,7 @@ class AppState(stores.Stores):
         super().__post_init__()
         self.storage_usage = StorageUsage(self.storage, self.settings.api.processes)
         self.boards = Boards(self.settings)
+        self.provider = Provider(self.settings)
         self.record = RecordWriter(self.database, self.settings.record)
         self.worker_tokens = WorkerTokenCache(self.database)
         self.lanes = Lanes(POOL_SIZE)

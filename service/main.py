@@ -25,6 +25,7 @@ from core.settings import Settings
 from core.storage.artifacts.factory import open_artifacts
 from service import dashboard, original
 from service.app_state import AppState
+from service.auth import user_checks
 from service.auth.per_key_limits import Limits
 from service.auth.sign_in_throttle import SignInLimiter
 from service.auth.signing import SIGNING_KEYS, Signer, SigningKeys
@@ -52,7 +53,7 @@ from service.routes import (
     tpus,
     workspaces,
 )
-from service.routes.credentials import keys, registries, secrets, ssh_keys
+from service.routes.credentials import keys, login, registries, secrets, ssh_keys
 from service.routes.server import agent_tools, client_wheel, health, openapi_document, prometheus, workers
 from service.routes.templates import schedules, sweeps
 from service.routes.worker import claims as worker_claims
@@ -91,6 +92,7 @@ ROUTE_MODULES = (
 """The routes of the API that need a key or a session."""
 _FLUSH_SECONDS = 60
 _SCHEDULE_SECONDS = 5  # latest time after which a schedule's job is created
+_CHECK_SECONDS = 1.0
 _RECORD_SECONDS = 1.0  # that refusals and reads wait for, so that many share a transaction
 _SWEEP_SECONDS = 0.5  # time between two rounds of a sweep
 _DESCRIPTION = """Submit jobs, follow them, and download their artifacts.
@@ -160,6 +162,7 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     for module in (health, *ROUTE_MODULES):
         app.router.routes += module.router.routes
     app.include_router(client_wheel.router)
+    app.include_router(login.router)
     app.include_router(agent_tools.router)
     app.include_router(files.router)
     app.include_router(worker_claims.router)
@@ -175,7 +178,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app_state: AppState = app.state.app_state
     loops = [
         asyncio.create_task(loop(app_state))
-        for loop in (_flush_key_usage_loop, _record_loop, _run_schedules_loop, _advance_sweeps_loop, _repair_loop, _notify_loop)
+        for loop in (
+            *(_flush_key_usage_loop, _record_loop, _check_users_loop, _run_schedules_loop, _advance_sweeps_loop),
+            *(_repair_loop, _notify_loop),
+        )
     ]
     loops.append(asyncio.create_task(endpoint.serve(app_state)))
     app_state.siblings.start()
@@ -196,6 +202,11 @@ async def _flush_key_usage_loop(app_state: AppState) -> None:
         while True:
             await asyncio.sleep(_FLUSH_SECONDS)
             await app_state.lanes.changing.run(_flush_key_usage, app_state)
+
+
+async def _check_users_loop(app_state: AppState) -> None:
+    if app_state.provider.name is not None:
+        await _repeat(app_state, user_checks.check_due, pause=0, idle=_CHECK_SECONDS)
 
 
 async def _record_loop(app_state: AppState) -> None:

@@ -33,7 +33,8 @@ class Actor(NamedTuple):
     reads: "deque[Unwritten] | None" = None  # takes what is read; None: that is not recorded
 
 
-_actor: ContextVar[Actor] = ContextVar("actor", default=Actor())
+NOBODY = Actor()
+_actor: ContextVar[Actor] = ContextVar("actor", default=NOBODY)
 
 
 def act_as(actor: Actor) -> None:

@@ -67,9 +67,7 @@ def sign_in(session: Session, vault: Vault, settings: OidcSettings, account: Acc
     return identity.key_id
 
 
-def update_rights(
-    session: Session, vault: Vault, settings: OidcSettings, identity: Identity, account: Account
-) -> None:
+def update_rights(session: Session, vault: Vault, settings: OidcSettings, identity: Identity, account: Account) -> None:
     """Give a user's keys what the groups of the account have, and store the provider's new tokens."""
     identity.sealed = vault.encrypt(tokens_purpose(identity.user_id), json.dumps(dict(account.token)))
     address, user = users.normalize_email(account.email), session.get_one(User, identity.user_id)

@@ -25,10 +25,15 @@ class Purpose(StrEnum):
     JOIN = "join"  # creates the token of a worker
 
 
-def issue(session: Session, purpose: Purpose, subject: str, *, seconds: float = TTL_SECONDS) -> str:
-    """Issue a token that works once, within some time."""
+def issue(session: Session, purpose: Purpose, subject: str, *, seconds: float = TTL_SECONDS, bound_to: str = "") -> str:
+    """Issue a token that works once, within some time; `bound_to`: text that has to follow it when it is redeemed."""
     token = secrets.token_hex(_TOKEN_BYTES)  # never begins with a dash, as an option does
-    values = {"sha256": digest(token), "purpose": purpose, "subject": subject, "expires_at": now(seconds)}
+    values = {
+        "sha256": digest(f"{token}{bound_to}"),
+        "purpose": purpose,
+        "subject": subject,
+        "expires_at": now(seconds),
+    }
     session.execute(insert(OneTimeToken).values(values))
     return token
 

@@ -1,4 +1,4 @@
-"""Writes refusals, and reads in closed projects, to the record: a second later, together, and each once in ten minutes."""
+"""Refusals, and reads in closed projects: written to the record a second later, together, once in ten minutes each."""
 
 import logging
 from collections import deque

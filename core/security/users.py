@@ -19,6 +19,7 @@ from core.errors import NotFound, SpecInvalid, Unauthorized
 from core.ids import new_id
 from core.security import api_keys
 from core.security.actor import record_change
+from core.security.key_rights import KeyRights
 
 MIN_PASSWORD = 10
 MAX_PASSWORD = 1024
@@ -99,7 +100,9 @@ def identity_of(session: Session, key_id: str) -> str:
     return session.scalar(select(UserKey.user_id).where(UserKey.key_id == key_id)) or key_id
 
 
-def create_key_for(session: Session, user_id: str, name: str, *, days: float | None = None) -> tuple[ApiKey, str]:
+def create_key_for(
+    session: Session, user_id: str, name: str, *, days: float | None = None, rights: KeyRights | None = None
+) -> tuple[ApiKey, str]:
     """Create an API key for a user who has signed in.
 
     `days`: days until it expires; None: never. Returns its row, and the key itself, which cannot be shown again. Raises
@@ -108,7 +111,7 @@ def create_key_for(session: Session, user_id: str, name: str, *, days: float | N
     user = session.get(User, user_id)
     if user is None:
         raise Unauthorized("This user no longer exists.")
-    key, secret = api_keys.create(session, name, days=days)
+    key, secret = api_keys.create(session, name, days=days, rights=rights)
     session.execute(insert(UserKey).values(key_id=key.id, user_id=user.id))
     return key, secret
 

@@ -71,9 +71,7 @@ class OidcSettings(SettingsGroup):
         default=[], description="domains of the e-mail addresses that may sign in, as a JSON list; empty: all"
     )
     groups_claim: str = Field(default="groups", description="name of the claim that lists the groups of a user")
-    administrators: list[str] = Field(
-        default=[], description="groups whose members are administrators, as a JSON list"
-    )
+    administrators: list[str] = Field(default=[], description="groups whose members are administrators, as a JSON list")
     roles: dict[str, dict[str, Literal["viewer", "submitter", "maintainer"]]] = Field(
         default={},
         description='roles of groups in projects, as a JSON object: {"GROUP": {"PROJECT": "viewer"}}; or submitter, or '

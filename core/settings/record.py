@@ -12,5 +12,5 @@ class RecordSettings(SettingsGroup):
         default=None,
         ge=1,
         le=MAX_DAYS,
-        description="days that the record is kept, but for what was done to jobs, which stays with them; default: forever",
+        description="days that the record is kept; what was done to jobs stays with them; default: forever",
     )

@@ -168,12 +168,16 @@ def is_administrator(app_state: AppState, key_id: str) -> bool:
 
 def require_key_again(app_state: AppState, caller: Principal, form: Mapping[str, str]) -> None:
     """Require a form to have the key of its session, too, for what would outlive it: the session may be a copy."""
-    if caller.session_token is None:
+    if caller.session_token is None or app_state.sessions.signed_in_lately(caller.session_token):
         return
     with suppress(Unauthorized):
         if app_state.keys.authenticate(form.get("own_key", "").strip()).id == caller.id:
             return
-    raise KeyNeeded(f"Enter the API key {caller.id} ({caller.name}) that you are signed in with: nothing was changed.")
+    provider = app_state.provider.name
+    instead = "" if provider is None else f" If you signed in with {provider}, sign out and in, then repeat this."
+    raise KeyNeeded(
+        f"Enter the API key {caller.id} ({caller.name}) that you are signed in with: nothing was changed.{instead}"
+    )
 
 
 def require_administrator(app_state: AppState, caller: Principal) -> None:

@@ -1,20 +1,13 @@
-"""The client of an OpenID provider: the authorization code flow with PKCE, by Authlib, and checks of who has signed in."""
+"""The client of an OpenID provider: the authorization code flow with PKCE, by Authlib."""
 
 import hmac
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from functools import partial
 from typing import Any, TypeVar
 
-from core.db.database import on_commit
-from core.db.models.credentials import Identity
-from core.errors import SecretUnreadable, StoreUnavailable, Unauthorized
-from core.security import identities
-from core.security.encryption import Vault
+from core.errors import StoreUnavailable, Unauthorized
 from core.security.identities import Account
 from core.settings import Settings
-from service.app_state import AppState
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +53,7 @@ class Provider:
         return self._ask(exchange)
 
     def check(self, token: Mapping[str, Any]) -> Account:
-        """Ask again about somebody who has signed in. Raises `Unauthorized`: the provider no longer vouches for them."""
+        """Ask again about somebody. Raises `Unauthorized`: the provider no longer vouches for them."""
 
         def ask(client: Any) -> Account:  # noqa: ANN401 - as `_client`
             metadata, new = client.load_server_metadata(), dict(token)
@@ -105,7 +98,9 @@ class Provider:
             return ask(self._client())
         except (AuthlibBaseError, JoseError) as error:
             logger.warning("sign_in_refused", exc_info=error)
-            raise Unauthorized("The provider's answer was refused. Sign in again; the service's log says why.") from error
+            raise Unauthorized(
+                "The provider's answer was refused. Sign in again; the service's log says why."
+            ) from error
         except (RequestException, KeyError, TypeError, ValueError) as error:
             status = getattr(getattr(error, "response", None), "status_code", None)
             if status in _REFUSALS:
@@ -136,34 +131,3 @@ class Provider:
             client.client_kwargs["scope"] = " ".join([*settings.scopes, *offline])
             self._loaded = client
         return self._loaded
-
-
-def check_due(app_state: AppState) -> int:
-    """Ask the provider about users who were not checked for long; returns how many there were."""
-    settings, provider = app_state.settings, app_state.provider
-    with app_state.database.write() as session:
-        due = identities.take_due(session, settings.oidc.check_seconds)
-    for identity in due:
-        with suppress(StoreUnavailable):  # it is logged; their rights stay as they are until the provider answers
-            _check(app_state, provider, identity)
-    return len(due)
-
-
-def _check(app_state: AppState, provider: Provider, identity: Identity) -> None:
-    vault, settings = Vault(app_state.settings), app_state.settings.oidc
-    change: Callable[..., None]
-    try:
-        token = identities.token_of(vault, identity)
-        change = partial(identities.forget, revoke=not identities.is_expired(token))
-        if identity.issuer == settings.issuer and not identities.is_expired(token):
-            account = provider.check(token)
-            if account.subject == identity.subject:
-                change = partial(identities.update_rights, vault=vault, settings=settings, account=account)
-    except Unauthorized:
-        pass
-    except SecretUnreadable:
-        change = partial(identities.forget, revoke=False)
-    with app_state.database.write() as session:
-        change(session, identity=session.get_one(Identity, identity.user_id))
-        on_commit(session, app_state.keys.clear)
-        on_commit(session, app_state.sessions.clear)

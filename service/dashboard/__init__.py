@@ -1,6 +1,6 @@
 """The dashboard: pages rendered on the server, with the same functions as the API."""
 
-from service.dashboard import assets, comparison_pages, login, runs_page
+from service.dashboard import assets, comparison_pages, login, provider_login, runs_page
 from service.dashboard.error_pages import ErrorPageMiddleware
 from service.dashboard.forms import job_form_pages, notification_page, project_page, settings_pages
 from service.dashboard.host_name import DashboardHost
@@ -23,7 +23,7 @@ _LISTS = (
     template_pages,
 )
 _JOB = (overview, log_page, details, artifact_pages, tensorboard_page)
-PAGE_MODULES = (login, *_LISTS, job_form_pages, settings_pages, notification_page, *_JOB, assets)
+PAGE_MODULES = (login, provider_login, *_LISTS, job_form_pages, settings_pages, notification_page, *_JOB, assets)
 
 
 def mount(app: Application) -> None:

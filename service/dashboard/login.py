@@ -14,8 +14,9 @@ from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 
 from core.db.models.credentials import ApiKey
-from core.errors import Unauthorized
-from core.security import one_time_tokens
+from core.errors import SecretUnreadable, StoreUnavailable, Unauthorized
+from core.security import identities, one_time_tokens
+from core.security.encryption import Vault
 from core.security.one_time_tokens import Purpose
 from core.security.sessions import open_session
 from service.app_state import AppState
@@ -110,7 +111,7 @@ def show_sign_in(
     target = safe_redirect_target(wanted)
     if ticket is None:
         problem = "Your session has ended. Sign in again." if ended else None
-        return render_page("sign_in/login.html", target=target, problem=problem)
+        return show_problem(app_state, target, problem, 200)
     key_id = one_time_tokens.subject(app_state.database, Purpose.TICKET, ticket)
     if key_id is not None:
         current = _current_key(request, app_state)
@@ -135,10 +136,16 @@ def sign_in(
     try:
         key = app_state.keys.authenticate(form.get("key", "").strip())
     except Unauthorized as error:
-        return _wrong_key_page(request, target, error.message)
+        return _wrong_key_page(request, app_state, target, error.message)
     app_state.limits.requests.acquire(key.id)
-    _start_session(request, app_state, app_state.sessions.open(key.id), answer)
+    start_session(request, app_state, app_state.sessions.open(key.id), answer)
     return answer
+
+
+def show_problem(app_state: AppState, target: str, problem: str | None, status: int = 401) -> Response:
+    """Show the sign-in page, with what went wrong."""
+    provider = app_state.provider.name
+    return render_page("sign_in/login.html", status, target=target, problem=problem, provider=provider)
 
 
 def _sign_in_with_ticket(request: Request, app_state: AppState, ticket: str, target: str, answer: Response) -> Response:
@@ -146,8 +153,8 @@ def _sign_in_with_ticket(request: Request, app_state: AppState, ticket: str, tar
     token = one_time_tokens.redeem(app_state.database, Purpose.TICKET, ticket, partial(_open_session, app_state))
     if token is None:
         problem = "This link was already used or is older than ten minutes. Sign in with an API key."
-        return render_page("sign_in/login.html", 401, target=target, problem=problem)
-    _start_session(request, app_state, token, answer)
+        return show_problem(app_state, target, problem)
+    start_session(request, app_state, token, answer)
     return answer
 
 
@@ -157,7 +164,7 @@ def _open_session(app_state: AppState, session: Session, key_id: str) -> str:
     return open_session(session, key.id, app_state.settings.sign_in)
 
 
-def _start_session(request: Request, app_state: AppState, token: str, answer: Response) -> None:
+def start_session(request: Request, app_state: AppState, token: str, answer: Response) -> None:
     """Set the cookie of a new session, and end the one that it replaces in this browser."""
     if replaced := session_token(request, app_state.settings):
         app_state.sessions.end(replaced)
@@ -172,17 +179,15 @@ def _current_key(request: Request, app_state: AppState) -> ApiKey | None:
     return None
 
 
-def _wrong_key_page(request: Request, target: str, problem: str) -> Response:
+def _wrong_key_page(request: Request, app_state: AppState, target: str, problem: str) -> Response:
     """Count a wrong key and say what is wrong with it; or, after many of them, only how long to wait."""
     wrong_keys = cast("FailureBackoff", request.app.state.wrong_keys)
     client = client_network(request.client.host if request.client else None)
     wait = math.ceil(wrong_keys.wait_seconds(client))
     if not wait:
         wrong_keys.record_failure(client)
-        return render_page("sign_in/login.html", 401, target=target, problem=problem)
-    answer = render_page(
-        "sign_in/login.html", 429, target=target, problem=f"Too many wrong keys. Try again in {wait} seconds."
-    )
+        return show_problem(app_state, target, problem)
+    answer = show_problem(app_state, target, f"Too many wrong keys. Try again in {wait} seconds.", 429)
     answer.headers["Retry-After"] = str(wait)
     return answer
 
@@ -192,8 +197,23 @@ def _wrong_key_page(request: Request, target: str, problem: str) -> Response:
 def sign_out(request: Request, app_state: AppStateDep) -> Response:
     """End the session of this browser."""
     token = session_token(request, app_state.settings)
+    elsewhere = _sign_out_url(app_state, token) if token else None
     if token:
         app_state.sessions.end(token)
-    answer = RedirectResponse("/ui/login", 303)
+    # Not a redirect: a form may not lead to another site.
+    answer: Response = RedirectResponse("/ui/login", 303)
+    if elsewhere:
+        answer = render_page("sign_in/continue.html", target=elsewhere)
     clear_session_cookie(answer, app_state.settings)
     return answer
+
+
+def _sign_out_url(app_state: AppState, token: str) -> str | None:
+    """Return where the session at the OpenID provider ends, too; None: there is none, or it offers no such page."""
+    with suppress(Unauthorized, SecretUnreadable, StoreUnavailable):
+        key = app_state.sessions.key(token)
+        with app_state.database.read() as session:
+            identity = identities.of_key(session, key.id)
+        if identity is not None and identity.sealed is not None and app_state.provider.name is not None:
+            return app_state.provider.sign_out_url(identities.token_of(Vault(app_state.settings), identity))
+    return None

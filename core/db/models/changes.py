@@ -8,7 +8,7 @@ from core.db.models.jobs import BigId
 
 
 class Change(Base):
-    """A change that somebody made to what is not a job, a refusal, or a read in a closed project; rows are only added."""
+    """A change to what is not a job, a refusal, or a read in a closed project; rows are only ever added."""
 
     __tablename__ = "changes"
 

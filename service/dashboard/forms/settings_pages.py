@@ -1,16 +1,19 @@
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from core.db.database import on_commit
 from core.errors import GradientError, KeyNeeded, ProjectNotFound, SpecInvalid
 from core.jobs import projects, queries
-from core.security import api_keys, credentials
+from core.security import actor, api_keys, credentials
 from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
+from core.settings.limits import MAX_DAYS
 from service.app_state import AppState
 from service.auth.authentication import (
     PageCaller,
@@ -33,12 +36,14 @@ from service.schemas.credentials import CreatedKey, CreateKey
 
 router = Router(dependencies=[Depends(require_key_or_session)])
 
+_MOST_ACTIONS = 500
 _PAGES = {
     "keys": "API keys",
     "secrets": "Secrets",
     "registries": "Registries",
     "notifications": "Notifications",
     "server": "Server",
+    "record": "Record",
     "health": "Health",
 }
 
@@ -50,6 +55,7 @@ def render_settings(
         f"forms/{name}.html",
         200 if error is None else STATUS_BY_ERROR[type(error)],
         caller=caller,
+        provider=app_state.provider.name,
         administrator=is_administrator(app_state, caller.id),
         pages=_PAGES,
         shown_page=name,
@@ -228,6 +234,22 @@ def show_server(app_state: AppStateDep, caller: PageCaller) -> Response:
         settings=app_state.settings,
         images=image_names(app_state).images,
     )
+
+
+@router.get("/ui/settings/record")
+def show_record(
+    session: ReadSession,
+    app_state: AppStateDep,
+    caller: PageCaller,
+    days: Annotated[int, Query(ge=1, le=MAX_DAYS)] = 30,
+    key: Annotated[str, Query(max_length=16)] = "",
+) -> Response:
+    """Show who did what, for administrators: the newest first."""
+    require_administrator(app_state, caller)
+    since = datetime.now(UTC) - timedelta(days=days)
+    done = actor.actions(session, since, key_id=key.strip() or None, most=_MOST_ACTIONS + 1)[::-1]
+    cut = len(done) > _MOST_ACTIONS
+    return render_settings("record", caller, app_state, actions=done[:_MOST_ACTIONS], cut=cut, days=days, key=key)
 
 
 @router.get("/ui/settings/health")
