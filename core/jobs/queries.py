@@ -18,7 +18,7 @@ from core.db.prepared import Prepared
 from core.errors import JobNotFound, ProjectNotFound
 from core.jobs.states import OWNED, JobState
 from core.search.ordering import Ordering, parse_cursor
-from core.security.actor import note_read
+from core.security.actor import record_read
 from core.security.visibility import hidden_projects, seeing_everything
 
 WORKER_STALE_SECONDS = 60
@@ -88,7 +88,7 @@ def get(session: Session, job_id: str) -> Job:
     job = JOB_ROWS.make(rows[0]) if rows else None
     if job is None or job.project_id in hidden_projects(session):
         raise JobNotFound(job_id)
-    note_read(job.project_id, f"job {job.id}")
+    record_read(job.project_id, f"job {job.id}")
     return job
 
 
@@ -340,7 +340,7 @@ def project(session: Session, project_id: str) -> Project:
         raise ProjectNotFound(
             f"No such project: {project_id!r}. `gradient-cli projects list` shows them.", field="projectId"
         )
-    note_read(project.id, f"project {project.name} ({project.id})")
+    record_read(project.id, f"project {project.name} ({project.id})")
     return project
 
 

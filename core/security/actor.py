@@ -1,4 +1,4 @@
-"""Who does what this thread or task does, and the record of it: events of jobs, and rows of all other changes."""
+"""The actor behind what this thread or task does, and the record: events of jobs, and rows of all other changes."""
 
 from collections import deque
 from contextvars import ContextVar
@@ -57,8 +57,8 @@ def record_change(session: Session, kind: str, target: str) -> None:
     session.execute(insert(Change).values(row))
 
 
-def note_read(project_id: str, target: str) -> None:
-    """Note that the caller of this request read something, which is recorded if the project is closed."""
+def record_read(project_id: str, target: str) -> None:
+    """Record that the caller of this request read something, if its project is closed; written later."""
     actor = _actor.get()
     if actor.reads is not None:
         actor.reads.append(Unwritten("read", target, None, actor.key_id, actor.address, project_id))

@@ -14,7 +14,7 @@ from core.db.models.credentials import ApiKey, BrowserSession, Identity, User, U
 from core.db.models.jobs import Project
 from core.errors import Unauthorized
 from core.security import api_keys, members, users
-from core.security.actor import record_change
+from core.security.actor import Actor, act_as, acting_address, record_change
 from core.security.credentials import tokens_purpose
 from core.security.encryption import Vault
 from core.security.key_rights import KeyRights
@@ -24,7 +24,7 @@ _MOST_CHECKED = 20  # identities of one round
 
 
 class Account(NamedTuple):
-    """What a provider says of somebody, with its tokens."""
+    """The statements of a provider about somebody, with its tokens."""
 
     issuer: str
     subject: str
@@ -58,10 +58,17 @@ def sign_in(session: Session, vault: Vault, settings: OidcSettings, account: Acc
             )
         user = users.create(session, account.email, None)
         key, _ = users.create_key_for(session, user.id, user.email)
-        values = {"user_id": user.id, "issuer": account.issuer, "subject": account.subject, "key_id": key.id}
-        identity = session.scalars(insert(Identity).values(values, checked_at=now()).returning(Identity)).one()
+        values: dict[str, Any] = {
+            "user_id": user.id,
+            "issuer": account.issuer,
+            "subject": account.subject,
+            "key_id": key.id,
+        }
+        values |= {"checked_at": now()}
+        identity = session.scalars(insert(Identity).values(values).returning(Identity)).one()
     elif api_keys.state(api_keys.get(session, identity.key_id)) != "valid":
         identity.key_id = users.create_key_for(session, identity.user_id, account.email)[0].id
+    act_as(Actor(identity.key_id, acting_address()))
     update_rights(session, vault, settings, identity, account)
     record_change(session, "signed_in", account.email)
     return identity.key_id

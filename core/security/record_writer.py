@@ -6,7 +6,7 @@ from collections import deque
 from cachetools import TTLCache
 from sqlalchemy import delete, insert, select
 
-from core.db.database import Database, now
+from core.db.database import Base, Database, now
 from core.db.models.changes import Change
 from core.db.models.jobs import Project
 from core.errors import StoreUnavailable
@@ -16,6 +16,7 @@ from core.storage.retention import DAY_SECONDS
 
 logger = logging.getLogger(__name__)
 
+_CHANGES = Base.metadata.tables[Change.__tablename__]
 _MOST = 10_000  # rows that wait at most: the oldest are lost, and the log says so
 _REPEATED_SECONDS = 600.0  # pages ask again every few seconds
 
@@ -29,7 +30,7 @@ class RecordWriter:
 
     @property
     def reads(self) -> deque[Unwritten] | None:
-        """Where reads are noted; None: they are not to be recorded."""
+        """The queue of reads; None: they are not to be recorded."""
         return self.unwritten if self._settings.reads else None
 
     def write(self) -> int:
@@ -52,14 +53,13 @@ class RecordWriter:
         with self._database.read() as session:
             closed = set(session.scalars(select(Project.id).where(Project.closed_at.is_not(None))))
         rows = [
-            {"at": now(), "actor": row.key_id, "address": row.address, "kind": row.kind, "target": row.target}
-            | {"result": row.result}
+            {"actor": row.key_id, **{name: getattr(row, name) for name in ("address", "kind", "target", "result")}}
             for row in new
             if row.project_id is None or row.project_id in closed
         ]
         if rows:
             with self._database.write() as session:
-                session.execute(insert(Change), rows)
+                session.execute(insert(_CHANGES).values(at=now()), rows)
         return len(rows)
 
     def remove_old(self) -> None:

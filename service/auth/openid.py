@@ -30,39 +30,41 @@ class Provider:
 
     @property
     def name(self) -> str | None:
-        """What the sign-in page calls the provider; None: there is none."""
+        """Name of the provider for the sign-in page; None: there is none."""
         return self._settings.name if self._settings.issuer else None
 
     def begin(self) -> dict[str, str]:
         """Return the `url` to sign in at, with the `state`, `nonce` and `code_verifier` of this sign-in."""
-        return dict(self._ask(lambda client: client.create_authorization_url(self._redirect_uri)))
+        return dict(self._request(lambda client: client.create_authorization_url(self._redirect_uri)))
 
-    def finish(self, answer: Mapping[str, str], begun: Mapping[str, str]) -> Account:
-        """Exchange the code of an answer. Raises `Unauthorized`: it is not the answer to what was begun, or refused."""
-        if not begun or not hmac.compare_digest(answer.get("state", "").encode(), begun["state"].encode()):
-            raise Unauthorized("This sign-in was not begun in this browser, or is older than ten minutes. Try again.")
+    def finish(self, answer: Mapping[str, str], started: Mapping[str, str]) -> Account:
+        """Exchange the code of an answer. Raises `Unauthorized`: it is not the answer to what was started, or refused."""
+        if not started or not hmac.compare_digest(answer.get("state", "").encode(), started["state"].encode()):
+            raise Unauthorized("This sign-in was not started in this browser, or is older than ten minutes. Try again.")
         if "code" not in answer:
             raise Unauthorized(f"The provider refused: {answer.get('error_description') or answer.get('error')}"[:300])
 
         def exchange(client: Any) -> Account:  # noqa: ANN401 - as `_client`
             token = client.fetch_access_token(
-                self._redirect_uri, code=answer["code"], code_verifier=begun["code_verifier"]
+                self._redirect_uri, code=answer["code"], code_verifier=started["code_verifier"]
             )
-            return self._account(client, token, begun["nonce"])
+            if "id_token" not in token:
+                raise Unauthorized("The provider's answer has no ID token.")
+            return self._account(client, token, token, started["nonce"])
 
-        return self._ask(exchange)
+        return self._request(exchange)
 
     def check(self, token: Mapping[str, Any]) -> Account:
         """Ask again about somebody. Raises `Unauthorized`: the provider no longer vouches for them."""
 
-        def ask(client: Any) -> Account:  # noqa: ANN401 - as `_client`
-            metadata, new = client.load_server_metadata(), dict(token)
+        def renew(client: Any) -> Account:  # noqa: ANN401 - as `_client`
+            metadata, new = client.load_server_metadata(), dict[str, Any]()
             if token.get("refresh_token"):
                 with client._get_oauth_client(**metadata) as session:  # noqa: SLF001 - Authlib's integrations do so
-                    new |= session.refresh_token(metadata["token_endpoint"], token["refresh_token"])
-            return self._account(client, new, None)
+                    new = session.refresh_token(metadata["token_endpoint"], token["refresh_token"])
+            return self._account(client, new, {**token, **new}, None)
 
-        return self._ask(ask)
+        return self._request(renew)
 
     def sign_out_url(self, token: Mapping[str, Any]) -> str | None:
         """Return where to end the session at the provider; None: it offers no such address."""
@@ -73,29 +75,28 @@ class Provider:
             names = {"id_token_hint": token.get("id_token"), "client_id": self._settings.client_id}
             return str(client.create_logout_url(self._home, **names)["url"])
 
-        return self._ask(find)
+        return self._request(find)
 
-    def _account(self, client: Any, token: Mapping[str, Any], nonce: str | None) -> Account:  # noqa: ANN401 - as `_client`
+    def _account(self, client: Any, new: Mapping[str, Any], token: Mapping[str, Any], nonce: str | None) -> Account:  # noqa: ANN401 - as `_client`
+        """Return what the provider says; `new`: tokens that were just issued, whose ID token is verified."""
         named = {"iss": self._settings.issuer, "aud": self._settings.client_id}
         options = {claim: {"essential": True, "value": value} for claim, value in named.items()}
-        claims = dict(client.parse_id_token(token, nonce, options) or {})
+        claims = dict(client.parse_id_token(new, nonce, options) or {})
         if "userinfo_endpoint" in client.load_server_metadata():
             info = client.userinfo(token=token)
-            if claims.get("sub") != info.get("sub"):
+            if claims.get("sub", info["sub"]) != info["sub"]:
                 raise Unauthorized("The provider's answers are about two different people.")
             claims |= info
-        if "sub" not in claims:
-            raise Unauthorized("The provider's answer has no ID token.")
         return Account.of(self._settings, claims, token)
 
-    def _ask(self, ask: Callable[[Any], T]) -> T:
+    def _request(self, action: Callable[[Any], T]) -> T:
         """Raise `StoreUnavailable` if the provider does not answer, `Unauthorized` if it refuses."""
         from authlib.common.errors import AuthlibBaseError  # noqa: PLC0415 - slow to load
         from joserfc.errors import JoseError  # noqa: PLC0415 - slow to load
         from requests import RequestException  # noqa: PLC0415 - slow to load
 
         try:
-            return ask(self._client())
+            return action(self._client())
         except (AuthlibBaseError, JoseError) as error:
             logger.warning("sign_in_refused", exc_info=error)
             raise Unauthorized(
@@ -116,7 +117,7 @@ class Provider:
 
             settings, issuer = self._settings, str(self._settings.issuer)
             kinds = (OAuth2Mixin, OpenIDMixin, BaseApp)
-            client = type("Client", kinds, {"client_cls": OAuth2Session})(
+            client = type("Client", kinds, {"client_cls": OAuth2Session, "_on_update_token": lambda *_, **__: None})(
                 None,
                 client_id=settings.client_id,
                 client_secret=settings.client_secret.get_secret_value() or None,

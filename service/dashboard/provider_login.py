@@ -11,8 +11,9 @@ from fastapi import Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from core.db.database import on_commit
-from core.errors import KeyRefused, NotFound, StoreUnavailable, Unauthorized
+from core.errors import KeyRefused, StoreUnavailable, Unauthorized
 from core.security import identities, one_time_tokens
+from core.security.actor import Actor, act_as
 from core.security.encryption import Vault
 from core.security.one_time_tokens import TTL_SECONDS, Purpose
 from core.security.sessions import open_session
@@ -43,10 +44,10 @@ _Port = Annotated[int | None, Query(ge=1024, le=65535)]
 def begin(app_state: AppStateDep, wanted: Annotated[str | None, Query(alias="next")] = None) -> Response:
     """Send the browser to the provider, with a cookie by which its answer is recognised."""
     if app_state.provider.name is None:
-        raise NotFound("This service has no sign-in with a provider. Sign in with an API key.")
-    begun = app_state.provider.begin()
-    answer = RedirectResponse(begun.pop("url"), 303)
-    cookie = base64.urlsafe_b64encode(json.dumps(begun | {"next": safe_redirect_target(wanted)}).encode()).decode()
+        return RedirectResponse("/ui/login", 303)
+    started = app_state.provider.begin()
+    answer = RedirectResponse(started.pop("url"), 303)
+    cookie = base64.urlsafe_b64encode(json.dumps(started | {"next": safe_redirect_target(wanted)}).encode()).decode()
     # Lax: the provider's answer comes from another site.
     answer.set_cookie(max_age=TTL_SECONDS, value=cookie, **_cookie(app_state))
     return answer
@@ -55,12 +56,13 @@ def begin(app_state: AppStateDep, wanted: Annotated[str | None, Query(alias="nex
 @router.get(CALLBACK, response_model=None)
 def finish(request: Request, app_state: AppStateDep) -> Response:
     """Open a session for who has signed in at the provider; made at the first sign-in."""
-    begun: dict[str, str] = {}
+    started: dict[str, str] = {}
     with suppress(ValueError):
-        begun = json.loads(base64.urlsafe_b64decode(request.cookies.get(_cookie(app_state)["key"], "")))
-    target = safe_redirect_target(begun.get("next"))
+        started = json.loads(base64.urlsafe_b64decode(request.cookies.get(_cookie(app_state)["key"], "")))
+    target = safe_redirect_target(started.get("next"))
+    act_as(Actor(None, request.client.host if request.client else None))
     try:
-        account = app_state.provider.finish(request.query_params, begun)
+        account = app_state.provider.finish(request.query_params, started)
         with app_state.database.write() as session:
             vault, settings = Vault(app_state.settings), app_state.settings
             key_id = identities.sign_in(session, vault, settings.oidc, account)
@@ -78,12 +80,17 @@ def finish(request: Request, app_state: AppStateDep) -> Response:
 def _cookie(app_state: AppState) -> dict[str, Any]:
     name = cookie_name(app_state.settings)
     secure = name.startswith("__Host-")
-    return {"key": f"{name}_begun", "httponly": True, "samesite": "lax", "secure": secure}
+    return {"key": f"{name}_started", "httponly": True, "samesite": "lax", "secure": secure}
 
 
 @router.get("/ui/login/cli", response_model=None)
 def offer_key(
-    request: Request, app_state: AppStateDep, caller: PageCaller, challenge: str, port: _Port = None, name: str = ""
+    request: Request,
+    app_state: AppStateDep,
+    caller: PageCaller,
+    challenge: str = "",
+    port: _Port = None,
+    name: str = "",
 ) -> Response:
     """Ask whether a client on the command line may have a key; sign in first if that was long ago."""
     if _fresh_user(app_state, caller, challenge) is None:

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from core.db.models.credentials import ApiKey, Identity
 from core.errors import Unauthorized
 from core.security import api_keys, one_time_tokens, users
+from core.security.actor import Actor, act_as
 from core.security.key_rights import KeyRights
 from core.security.one_time_tokens import Purpose
 from service.app_state import AppState
@@ -33,15 +34,19 @@ async def exchange_code(request: Request, app_state: AppStateDep) -> dict[str, s
     """Exchange a one-time code, and the secret that it is bound to, for an API key."""
     sent = parse_request(ExchangeCode, await request.body())
     challenge = base64.urlsafe_b64encode(api_keys.digest(sent.verifier)).rstrip(b"=").decode()
+    address = request.client.host if request.client else None
     redeem = partial(one_time_tokens.redeem, app_state.database, Purpose.CLI, f"{sent.code}{challenge}")
-    made = await app_state.lanes.urgent.run(redeem, partial(_make_key, app_state, sent.name))
+    made = await app_state.lanes.urgent.run(redeem, partial(_make_key, app_state, sent.name, address))
     if made is None:
         raise Unauthorized("This code was already used, is damaged or is older than ten minutes. Log in again.")
     return {"id": made[0].id, "apiKey": made[1]}
 
 
-def _make_key(app_state: AppState, name: str, session: Session, user_id: str) -> tuple[ApiKey, str]:
+def _make_key(
+    app_state: AppState, name: str, address: str | None, session: Session, user_id: str
+) -> tuple[ApiKey, str]:
     identity = session.get_one(Identity, user_id)
+    act_as(Actor(identity.key_id, address))
     rights = KeyRights.of(api_keys.get(session, identity.key_id).rights)
     days = app_state.settings.sign_in.key_days or None
     return users.create_key_for(session, user_id, name, days=days, rights=rights)

@@ -25,6 +25,7 @@ PUBLIC = {
     ("HEAD", "/openapi.json"),
     ("GET", "/"),
     ("GET", "/ui/login"),
+    ("GET", "/ui/login/provider"),
     ("GET", "/ui/static/{version}/{name}"),
     ("GET", "/client"),
     ("GET", "/client/{name}"),
@@ -33,8 +34,13 @@ PUBLIC = {
 OWN_FORMS_ALONE = {("POST", "/ui/login"), ("POST", "/ui/logout")}
 """Routes that need no key, but proof that one of our pages sent the request."""
 COOKIE = cookie_name(Settings())
-SIGN_IN = {("POST", "/original/users/login"), ("POST", "/original/apiTokens/createPublic")}
-"""Routes that take a password, or a token issued for one: wrong, malformed or too many attempts are refused."""
+SIGN_IN = {
+    ("POST", "/original/users/login"),
+    ("POST", "/original/apiTokens/createPublic"),
+    ("GET", "/ui/login/callback"),
+    ("POST", "/login/key"),
+}
+"""Routes that take a password, an answer of a provider, or a code issued for one: any other attempt is refused."""
 REFUSED = {401, 403}
 VALUES = {"job_id": "j1", "project_id": "p1", "sha256": "0" * 64}
 """Values for parameters of paths; `x` for all others."""

@@ -38,6 +38,7 @@ RULES = {
     "found": "401 401 401 ok 403 ok 403 ok ok ok",  # a new project
     "each": "401 401 401 same same ok 403 ok ok ok",  # an answer for each of several
     "login": "any " * 10,
+    "person": "401 401 401" + " 403" * 7,  # a session of a provider's user, and of no key
     "read": "401 401 401 missing missing ok ok ok ok ok",
     "submit": "401 401 401 missing missing 403 403 ok ok ok",
     "change": "401 401 401 missing missing 403 403 403 ok ok",  # what the author or a maintainer may

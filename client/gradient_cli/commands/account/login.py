@@ -24,6 +24,9 @@ def add_login(parser: argparse.ArgumentParser) -> None:
         url="address of the server (default: GRADIENT_URL, otherwise a prompt)",
         key="API key (default: GRADIENT_API_KEY, otherwise a prompt)",
     )
+    parser.add_argument(
+        "--browser", action="store_true", help="sign in on a page of the server, which gives this client a key"
+    )
     parser.set_defaults(run=login)
 
 
@@ -33,6 +36,10 @@ def login(args: argparse.Namespace) -> int:
     url = given or os.environ.get("GRADIENT_URL") or _prompt("url", "Server: ")
     source = "GRADIENT_URL" if not given and os.environ.get("GRADIENT_URL") else "url"
     key = getattr(args, "apiKey", None) or os.environ.get("GRADIENT_API_KEY")
+    if args.browser:
+        from gradient_cli.commands.account import browser_login
+
+        key = browser_login.sign_in(Api(Transport(url.strip().rstrip("/"), "", source)))
     if not key:
         server = Api(Transport(url.strip().rstrip("/"), "", source))
         if _can_prompt():
