@@ -6,7 +6,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from core.db.database import Base
 
 # The digest of the tables, which tests/migrations prints: so a database of another commit's tables is refused.
-revision = "233071c905e4"
+revision = "65226fc19487"
 down_revision = None
 
 

@@ -38,7 +38,7 @@ class Provider:
         return dict(self._request(lambda client: client.create_authorization_url(self._redirect_uri)))
 
     def finish(self, answer: Mapping[str, str], started: Mapping[str, str]) -> Account:
-        """Exchange the code of an answer. Raises `Unauthorized`: it is refused, or not the answer to what was started."""
+        """Exchange the code of an answer. Raises `Unauthorized`: it is refused, or answers another sign-in."""
         if not started or not hmac.compare_digest(answer.get("state", "").encode(), started["state"].encode()):
             raise Unauthorized("This sign-in was not started in this browser, or is older than ten minutes. Try again.")
         if "code" not in answer:

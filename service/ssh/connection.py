@@ -19,6 +19,7 @@ from core.db.models.jobs import Job
 from core.errors import GradientError, JobNotFound, KeyRefused, SpecInvalid, StoreUnavailable, Unauthorized
 from core.jobs import queries
 from core.jobs.exec import audit, channel
+from core.security.actor import Actor, Unwritten, act_as
 from core.security.key_rights import KeyRights
 from core.security.visibility import seeing_as
 from core.settings import Settings
@@ -125,20 +126,24 @@ class _Server(asyncssh.SSHServer):
 
     async def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
         """Accept a key that may enter the job; an unknown job is refused like one of somebody else."""
-        address = str((self._connection.get_extra_info("peername") or ("",))[0])
+        self._address = address = str((self._connection.get_extra_info("peername") or ("",))[0])
         self._find = partial(_find, self._app_state, username, key.get_fingerprint())
         try:
             caller, _ = await self._app_state.lanes.urgent.run(partial(self._find, to_enter=False))
             self._app_state.limits.requests.acquire(caller.id)
         except GradientError as error:
             logger.info("ssh_refused", extra={"job_id": username[:40], "why": error.message, "client": address})
+            refused = Unwritten("refused", "SSH", type(error).__name__, address=address)
+            self._app_state.record.unwritten.append(refused)
             return False
         self._app_state.keys.used_from(caller.id, address)
         return True
 
     async def _enter(self) -> tuple[Principal, Job]:
         """Return who comes, and the job. Raises `GradientError`: it may not, or cannot, be entered now."""
-        return await self._app_state.lanes.urgent.run(partial(self._find, to_enter=True))
+        caller, job = await self._app_state.lanes.urgent.run(partial(self._find, to_enter=True))
+        act_as(Actor(caller.id, self._address))
+        return caller, job
 
     def auth_completed(self) -> None:
         self._connection.create_task(self._watch())
