@@ -39,7 +39,7 @@ def _view(action: Action) -> dict[str, str | None]:
 
 
 def _line(action: Action) -> str:
-    who = f"{action.key_name} ({action.key_id})" if action.key_id else "no valid key" if action.address else _HOST
+    who = f"{action.key_name} ({action.key_id})" if action.key_id else "without a key" if action.address else _HOST
     who += f" from {action.address}" if action.address else ""
     detail = "".join(f"  {text}" for text in (action.detail, action.result) if text)
     line = f"{format_time(action.at)}  {who:45}  {action.kind:18}  {action.target}{detail}"
