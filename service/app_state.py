@@ -55,7 +55,7 @@ class AppState(stores.Stores):
         self.storage_usage = StorageUsage(self.storage, self.settings.api.processes)
         self.boards = Boards(self.settings)
         self.provider = Provider(self.settings)
-        self.record = RecordWriter(self.database, self.settings.record)
+        self.record = RecordWriter(self.database, self.settings.retention)
         self.worker_tokens = WorkerTokenCache(self.database)
         self.lanes = Lanes(POOL_SIZE)
 

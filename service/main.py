@@ -53,7 +53,7 @@ from service.routes import (
     tpus,
     workspaces,
 )
-from service.routes.credentials import keys, login, registries, secrets, ssh_keys
+from service.routes.credentials import keys, registries, secrets, ssh_keys
 from service.routes.server import agent_tools, client_wheel, health, openapi_document, prometheus, workers
 from service.routes.templates import schedules, sweeps
 from service.routes.worker import claims as worker_claims
@@ -162,7 +162,6 @@ def create_app(settings: Settings, *, database: Database, wake: Callable[[], Non
     for module in (health, *ROUTE_MODULES):
         app.router.routes += module.router.routes
     app.include_router(client_wheel.router)
-    app.include_router(login.router)
     app.include_router(agent_tools.router)
     app.include_router(files.router)
     app.include_router(worker_claims.router)

@@ -33,8 +33,8 @@ class Actor(NamedTuple):
     reads: "deque[Unwritten] | None" = None  # takes what is read; None: that is not recorded
 
 
-NOBODY = Actor()
-_actor: ContextVar[Actor] = ContextVar("actor", default=NOBODY)
+_NOBODY = Actor()
+_actor: ContextVar[Actor] = ContextVar("actor", default=_NOBODY)
 
 
 def act_as(actor: Actor) -> None:

@@ -21,19 +21,13 @@ _TOKEN_BYTES = 32
 class Purpose(StrEnum):
     TICKET = "ticket"  # opens a browser session for an API key
     LOGIN = "login"  # creates an API key for a user
-    CLI = "cli"  # creates one for a client of a user who has signed in
     JOIN = "join"  # creates the token of a worker
 
 
-def issue(session: Session, purpose: Purpose, subject: str, *, seconds: float = TTL_SECONDS, bound_to: str = "") -> str:
-    """Issue a token that works once, within some time; `bound_to`: text that has to follow it when it is redeemed."""
+def issue(session: Session, purpose: Purpose, subject: str, *, seconds: float = TTL_SECONDS) -> str:
+    """Issue a token that works once, within some time."""
     token = secrets.token_hex(_TOKEN_BYTES)  # never begins with a dash, as an option does
-    values = {
-        "sha256": digest(f"{token}{bound_to}"),
-        "purpose": purpose,
-        "subject": subject,
-        "expires_at": now(seconds),
-    }
+    values = {"sha256": digest(token), "purpose": purpose, "subject": subject, "expires_at": now(seconds)}
     session.execute(insert(OneTimeToken).values(values))
     return token
 

@@ -11,7 +11,7 @@ from core.db.models.changes import Change
 from core.db.models.jobs import Project
 from core.errors import StoreUnavailable
 from core.security.actor import Unwritten
-from core.settings.record import RecordSettings
+from core.settings.limits import RetentionSettings
 from core.storage.retention import DAY_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _REPEATED_SECONDS = 600.0  # pages ask again every few seconds
 
 
 class RecordWriter:
-    def __init__(self, database: Database, settings: RecordSettings) -> None:
+    def __init__(self, database: Database, settings: RetentionSettings) -> None:
         self._database = database
         self._settings = settings
         self._recent: TTLCache[Unwritten, None] = TTLCache(_MOST, _REPEATED_SECONDS)
@@ -31,7 +31,7 @@ class RecordWriter:
     @property
     def reads(self) -> deque[Unwritten] | None:
         """The queue of reads; None: they are not to be recorded."""
-        return self.unwritten if self._settings.reads else None
+        return self.unwritten if self._settings.record_reads else None
 
     def write(self) -> int:
         """Write what waits; returns the number of rows."""
@@ -63,6 +63,6 @@ class RecordWriter:
         return len(rows)
 
     def remove_old(self) -> None:
-        if self._settings.days is not None:
+        if self._settings.record_days is not None:
             with self._database.write() as session:
-                session.execute(delete(Change).where(Change.at < now(-self._settings.days * DAY_SECONDS)))
+                session.execute(delete(Change).where(Change.at < now(-self._settings.record_days * DAY_SECONDS)))

@@ -111,12 +111,12 @@ class Sessions:
     def clear(self) -> None:
         self._known.clear()
 
-    def signed_in_lately(self, token: str) -> bool:
-        """Return whether the session was opened at the OpenID provider, in the last ten minutes."""
+    def recent_user(self, token: str) -> str | None:
+        """Return the user who opened a session at the OpenID provider in the last ten minutes; None: nobody did."""
         recent = BrowserSession.sha256 == digest(token), BrowserSession.created_at > now(-TTL_SECONDS)
+        query = select(Identity.user_id).join(BrowserSession, Identity.key_id == BrowserSession.key_id)
         with self._database.read() as session:
-            query = select(BrowserSession.id).join(Identity, Identity.key_id == BrowserSession.key_id).where(*recent)
-            return session.scalar(query) is not None
+            return session.scalar(query.where(*recent))
 
     def flush(self) -> None:
         """Store when sessions were last used; called periodically, outside of requests."""

@@ -100,9 +100,7 @@ def identity_of(session: Session, key_id: str) -> str:
     return session.scalar(select(UserKey.user_id).where(UserKey.key_id == key_id)) or key_id
 
 
-def create_key_for(
-    session: Session, user_id: str, name: str, *, days: float | None = None, rights: KeyRights | None = None
-) -> tuple[ApiKey, str]:
+def create_key_for(session: Session, user_id: str, name: str, *, days: float | None = None) -> tuple[ApiKey, str]:
     """Create an API key for a user who has signed in.
 
     `days`: days until it expires; None: never. Returns its row, and the key itself, which cannot be shown again. Raises
@@ -111,7 +109,8 @@ def create_key_for(
     user = session.get(User, user_id)
     if user is None:
         raise Unauthorized("This user no longer exists.")
-    key, secret = api_keys.create(session, name, days=days, rights=rights)
+    of_groups = select(ApiKey.rights).join(Identity, Identity.key_id == ApiKey.id).where(Identity.user_id == user_id)
+    key, secret = api_keys.create(session, name, days=days, rights=KeyRights.of(session.scalar(of_groups)))
     session.execute(insert(UserKey).values(key_id=key.id, user_id=user.id))
     return key, secret
 

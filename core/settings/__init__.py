@@ -20,7 +20,6 @@ from core.settings.docker import DockerSettings, ImageSettings
 from core.settings.group import SettingsGroup, require_host_and_port
 from core.settings.limits import LimitSettings, RetentionSettings
 from core.settings.network import EgressSettings, NotificationSettings, PortSettings, SshSettings, TensorBoardSettings
-from core.settings.record import RecordSettings
 from core.settings.slurm import SlurmSettings
 from core.settings.worker import (
     PROCESS_BACKEND,
@@ -165,7 +164,6 @@ class Settings(SettingsGroup, BaseSettings):
     bucket: BucketSettings = BucketSettings()
     statsd: StatsdSettings = StatsdSettings()
     retention: RetentionSettings = RetentionSettings()
-    record: RecordSettings = RecordSettings()
     tracing: TracingSettings = TracingSettings()
 
     @field_validator("home")

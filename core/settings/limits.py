@@ -62,3 +62,7 @@ class RetentionSettings(SettingsGroup):
         le=MAX_DAYS,
         description="days that an uploaded workspace is kept after the end of the last job on it; 0: forever",
     )
+    record_days: int | None = Field(
+        default=None, ge=1, le=MAX_DAYS, description="days that the record of changes is kept; default: forever"
+    )
+    record_reads: bool = Field(default=True, description="record who reads jobs and projects that are closed")

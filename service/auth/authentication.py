@@ -168,7 +168,7 @@ def is_administrator(app_state: AppState, key_id: str) -> bool:
 
 def require_key_again(app_state: AppState, caller: Principal, form: Mapping[str, str]) -> None:
     """Require a form to have the key of its session, too, for what would outlive it: the session may be a copy."""
-    if caller.session_token is None or app_state.sessions.signed_in_lately(caller.session_token):
+    if caller.session_token is None or app_state.sessions.recent_user(caller.session_token):
         return
     with suppress(Unauthorized):
         if app_state.keys.authenticate(form.get("own_key", "").strip()).id == caller.id:

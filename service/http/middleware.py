@@ -27,7 +27,7 @@ from core.ids import new_id
 from core.monitoring import tracing
 from core.monitoring.logging import bind
 from core.monitoring.tracing import TRACE_PARENT, TRACE_STATE, TRACER
-from core.security.actor import NOBODY, act_as
+from core.security.actor import Actor, act_as
 from core.security.api_keys import ApiKeyCache
 from core.security.visibility import see_as
 from core.settings.api import ApiSettings
@@ -116,7 +116,7 @@ class _Layers:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         bind(request_id=scope.setdefault("state", {}).setdefault("request_id", new_id("r")))
-        act_as(NOBODY)
+        act_as(Actor(None, scope["client"][0] if scope.get("client") else None))
         see_as(None)
         sent = _Sent(scope, send, self._metrics, self._headers)
         app = self._limited if has_body(Headers(scope=scope)) else self._answer

@@ -388,9 +388,9 @@ class Api(SubmissionApi):
     def own_key(self) -> dict[str, Any]:
         return self._transport.json("GET", "/keys/self", needs="id")
 
-    def exchange_code(self, code: str, verifier: str, name: str) -> dict[str, Any]:
-        body = {"code": code, "verifier": verifier, "name": name}
-        return self._transport.json("POST", "/login/key", body=body, needs="apiKey")
+    def exchange_code(self, code: str, name: str) -> dict[str, Any]:
+        path, query = "/original/apiTokens/createPublic", {"access_token": code}
+        return self._transport.json("POST", path, query=query, body={"apiToken": name}, needs="key")
 
     def create_key(self, key: dict[str, Any]) -> dict[str, Any]:
         return self._transport.json("POST", "/keys", body=key, needs="apiKey")

@@ -1,10 +1,12 @@
 """Signing in with an OpenID provider, in a browser, and with answers that no honest provider gives."""
 
 import json
+import os
+import pty
 import re
 import subprocess
 from contextlib import closing
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -211,37 +213,39 @@ def test_no_sign_in_leads_to_another_site(person, provider, wanted):
     )
 
 
-def test_the_command_line_gets_a_key_by_the_browser(browser, provider, service, url, tmp_path):
-    provider.set_user("ida@lab.example", "red")
+def test_the_command_line_gets_a_key_for_a_code_that_the_browser_shows(browser, provider, service, url, tmp_path):
+    provider.set_user("ida@lab.example", "red", "admins")
     env = service.client_environment(XDG_CONFIG_HOME=str(tmp_path), BROWSER="true %s")
+    terminal, side = pty.openpty()
     command = [str(CLI_PROGRAM), "login", "--browser", "--url", url]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
-        page = [client.stderr.readline(), client.stderr.readline()][1].strip()
-        browser.open(page)
+    with subprocess.Popen(command, env=env, stdin=side, stderr=side, stdout=subprocess.PIPE) as client:
+        shown = os.read(terminal, 1000).decode()
+        browser.open(re.search(r"http\S+/ui/login/cli", shown)[0])
         browser.click("#provider")
         browser.wait_for("document.querySelector('input[name=sub]')")
         browser.fill("input[name=sub]", "ida@lab.example")
         browser.click("form button")
         browser.wait_for("document.querySelector('#give')")
         browser.click("#give")
-        browser.wait_for("document.body.innerText.includes('signed in on the command line')")
-        assert client.wait(TIMEOUT_SECONDS) == 0, client.stderr.read()
-    saved = json.loads((tmp_path / "gradient" / "config.json").read_text())
-    own = httpx.get(f"{url}/keys/self", headers={"x-api-key": saved["apiKey"]}).json()
-    assert (own["name"].startswith("gradient-cli on "), own["scope"]) == (True, "submit")
-    made = audit(service, action="key_created", user="ida@lab.example")
-    assert own["id"] in made[-1]["target"]
-    code = parse_qs(urlsplit(browser.evaluate("location.href")).query)["code"][0]
-    taken = httpx.post(f"{url}/login/key", json={"code": code, "verifier": "x", "name": "thief"})
-    assert taken.status_code == 401
+        browser.wait_for("document.querySelector('#code')")
+        code = browser.evaluate("document.querySelector('#code').dataset.copy")
+        os.write(terminal, f"{code}\n".encode())
+        assert client.wait(TIMEOUT_SECONDS) == 0, os.read(terminal, 1000)
+    key = json.loads((tmp_path / "gradient" / "config.json").read_text())["apiKey"]
+
+    def own():
+        return httpx.get(f"{url}/keys/self", headers={"x-api-key": key})
+
+    assert own().json()["name"].startswith("gradient-cli on ")
+    assert own().json()["administrator"]
+    made = audit(service, action="key_created", address="127.0.0.1")
+    assert own().json()["id"] in made[-1]["target"]
+    again = httpx.post(f"{url}/original/apiTokens/createPublic?access_token={code}", json={"apiToken": "thief"})
+    assert again.status_code == 401, "the code works once"
     provider.forget_user("ida@lab.example")
-    wait_until(
-        lambda: httpx.get(f"{url}/keys/self", headers={"x-api-key": saved["apiKey"]}).status_code == 401,
-        "the end of the key with the account",
-    )
+    wait_until(lambda: own().status_code == 401, "the end of the key with the account")
 
 
 def test_an_api_key_gives_the_command_line_no_other_key(service, url):
-    challenge = {"challenge": "A" * 43}
-    key = {"x-api-key": service.cli_json["apiKey"]}
-    assert httpx.get(f"{url}/ui/login/cli", params=challenge, headers=key).status_code == 403
+    headers = {"x-api-key": service.cli_json["apiKey"], "Sec-Fetch-Site": "same-origin"}
+    assert httpx.post(f"{url}/ui/login/cli", headers=headers).status_code == 403

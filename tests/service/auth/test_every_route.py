@@ -38,7 +38,6 @@ SIGN_IN = {
     ("POST", "/original/users/login"),
     ("POST", "/original/apiTokens/createPublic"),
     ("GET", "/ui/login/callback"),
-    ("POST", "/login/key"),
 }
 """Routes that take a password, an answer of a provider, or a code issued for one: any other attempt is refused."""
 REFUSED = {401, 403}

@@ -37,9 +37,7 @@ def login(args: argparse.Namespace) -> int:
     source = "GRADIENT_URL" if not given and os.environ.get("GRADIENT_URL") else "url"
     key = getattr(args, "apiKey", None) or os.environ.get("GRADIENT_API_KEY")
     if args.browser:
-        from gradient_cli.commands.account import browser_login
-
-        key = browser_login.sign_in(Api(Transport(url.strip().rstrip("/"), "", source)))
+        key = _sign_in(Api(Transport(url.strip().rstrip("/"), "", source)))
     if not key:
         server = Api(Transport(url.strip().rstrip("/"), "", source))
         if _can_prompt():
@@ -60,13 +58,27 @@ def login(args: argparse.Namespace) -> int:
     return print_result(args, {"url": settings.url, "path": path}, f"logged in to {settings.url}; saved in {path}")
 
 
+def _sign_in(api: Api) -> str:
+    """Return a new key of the user who signs in on a page of the server, by the one-time code that it shows."""
+    import socket
+    import webbrowser
+
+    page = f"{api.url}/ui/login/cli"
+    terminal.print_message(f"sign in at {page}, and enter the code that it shows")
+    webbrowser.open(page)
+    return str(api.exchange_code(_prompt("code", "Code: "), f"gradient-cli on {socket.gethostname()}")["key"])
+
+
 def _can_prompt() -> bool:
     return terminal.is_tty(sys.stdin) and terminal.is_tty(sys.stderr)
 
 
 def _prompt(name: str, prompt: str) -> str:
     if not _can_prompt():
-        raise UsageError(f"{name}: required to log in", hint=f"Use --{name} VALUE: there is no terminal for a prompt.")
+        raise UsageError(
+            f"{name}: required to log in",
+            hint=f"Use --{'apiKey' if name == 'code' else name} VALUE: there is no terminal.",
+        )
     if name == "apiKey":
         import getpass
 
