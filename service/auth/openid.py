@@ -39,7 +39,8 @@ class Provider:
 
     def finish(self, answer: Mapping[str, str], started: Mapping[str, str]) -> Account:
         """Exchange the code of an answer. Raises `Unauthorized`: it is refused, or answers another sign-in."""
-        if not started or not hmac.compare_digest(answer.get("state", "").encode(), started["state"].encode()):
+        expected, state = (values.get("state", "").encode(errors="replace") for values in (started, answer))
+        if not expected or not hmac.compare_digest(expected, state):
             raise Unauthorized("This sign-in was not started in this browser, or is older than ten minutes. Try again.")
         if "code" not in answer:
             raise Unauthorized(f"The provider refused: {answer.get('error_description') or answer.get('error')}"[:300])

@@ -44,8 +44,9 @@ def begin(app_state: AppStateDep, wanted: Annotated[str | None, Query(alias="nex
 def finish(request: Request, app_state: AppStateDep) -> Response:
     """Open a session for who has signed in at the provider; made at the first sign-in."""
     started: dict[str, str] = {}
-    with suppress(ValueError):
-        started = json.loads(base64.urlsafe_b64decode(request.cookies.get(_cookie(app_state)["key"], "")))
+    with suppress(ValueError, TypeError, RecursionError):
+        cookie = base64.urlsafe_b64decode(request.cookies.get(_cookie(app_state)["key"], ""))
+        started = {name: str(value) for name, value in dict(json.loads(cookie)).items()}
     target, settings = safe_redirect_target(started.get("next")), app_state.settings
     try:
         account = app_state.provider.finish(request.query_params, started)

@@ -1,5 +1,6 @@
 """Signing in with an OpenID provider, in a browser, and with answers that no honest provider gives."""
 
+import base64
 import json
 import os
 import pty
@@ -197,6 +198,17 @@ def test_an_answer_that_this_browser_did_not_ask_for_is_refused(provider, person
     replayed = httpx.get(url + urlsplit(answer)._replace(scheme="", netloc="").geturl(), cookies=cookies)
     assert replayed.status_code == 401
     stranger.client.close()
+
+
+@pytest.mark.parametrize(
+    "cookie", ["x", "{}", "[]", "5", '["ab"]', "[" * 5000, '{"state": 1}', '{"state": null}', "\xff"]
+)
+def test_a_cookie_that_the_service_did_not_write_is_refused(person, cookie):
+    name = f"gradient_session_{person.client.base_url.port}_started"
+    value = base64.urlsafe_b64encode(cookie.encode("latin-1")).decode()
+    for state in ("", "1", "None", "%ED%A0%80"):
+        refused = person.client.get(f"/ui/login/callback?code=x&state={state}", headers={"Cookie": f"{name}={value}"})
+        assert refused.status_code in {400, 401, 503}, refused.text
 
 
 @pytest.mark.parametrize(
