@@ -194,4 +194,4 @@ def test_signing_in_takes_a_password(app, anonymous_client, strangers):
         for who in ("nothing", "wrong key", "session ended"):
             answer = anonymous_client.request(method, path, headers=strangers[who], content=b"{")
             assert answer.status_code in {400, 401, 403, 422, 429}, (path, who)
-            assert "gj_" not in answer.text
+            assert not re.search(r"gj_\w", answer.text)
