@@ -92,7 +92,7 @@ ROUTE_MODULES = (
 """The routes of the API that need a key or a session."""
 _FLUSH_SECONDS = 60
 _SCHEDULE_SECONDS = 5  # latest time after which a schedule's job is created
-_CHECK_SECONDS = 1.0
+_CHECK_SECONDS = 5.0  # latest time after which a check that is due begins
 _RECORD_SECONDS = 1.0  # that refusals and reads wait for, so that many share a transaction
 _SWEEP_SECONDS = 0.5  # time between two rounds of a sweep
 _DESCRIPTION = """Submit jobs, follow them, and download their artifacts.
@@ -205,7 +205,9 @@ async def _flush_key_usage_loop(app_state: AppState) -> None:
 
 async def _check_users_loop(app_state: AppState) -> None:
     if app_state.provider.name is not None:
-        await _repeat(app_state, user_checks.check_due, pause=0, idle=_CHECK_SECONDS)
+        await _repeat(
+            app_state, user_checks.check_due, pause=0, idle=min(_CHECK_SECONDS, app_state.settings.oidc.check_seconds)
+        )
 
 
 async def _record_loop(app_state: AppState) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import now
@@ -58,14 +58,9 @@ def sign_in(session: Session, vault: Vault, settings: OidcSettings, account: Acc
             )
         user = users.create(session, account.email, None)
         key, _ = users.create_key_for(session, user.id, user.email)
-        values: dict[str, Any] = {
-            "user_id": user.id,
-            "issuer": account.issuer,
-            "subject": account.subject,
-            "key_id": key.id,
-        }
-        values |= {"checked_at": now()}
-        identity = session.scalars(insert(Identity).values(values).returning(Identity)).one()
+        identity = Identity(user_id=user.id, issuer=account.issuer, subject=account.subject, key_id=key.id)
+        identity.checked_at = session.scalars(select(now())).one()
+        session.add(identity)
     elif api_keys.state(api_keys.get(session, identity.key_id)) != "valid":
         identity.key_id = users.create_key_for(session, identity.user_id, account.email)[0].id
     act_as(Actor(identity.key_id, acting_address()))

@@ -103,7 +103,7 @@ class Provider:
             raise Unauthorized(
                 "The provider's answer was refused. Sign in again; the service's log says why."
             ) from error
-        except (RequestException, KeyError, TypeError, ValueError) as error:
+        except (RequestException, AttributeError, KeyError, TypeError, ValueError) as error:
             status = getattr(getattr(error, "response", None), "status_code", None)
             if status in _REFUSALS:
                 raise Unauthorized("The provider refused its own token. Sign in again.") from error

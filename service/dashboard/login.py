@@ -4,6 +4,7 @@ import math
 import re
 from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from typing import Annotated, cast
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from starlette.exceptions import HTTPException
 from core.db.models.credentials import ApiKey
 from core.errors import SecretUnreadable, StoreUnavailable, Unauthorized
 from core.security import identities, one_time_tokens
+from core.security.actor import Unwritten, acting_address
 from core.security.encryption import Vault
 from core.security.one_time_tokens import Purpose
 from core.security.sessions import open_session
@@ -144,6 +146,9 @@ def sign_in(
 
 def show_problem(app_state: AppState, target: str, problem: str | None, status: int = 401) -> Response:
     """Show the sign-in page, with what went wrong."""
+    if status == HTTPStatus.UNAUTHORIZED:
+        refused = Unwritten("refused", "sign-in", "Unauthorized", address=acting_address())
+        app_state.record.unwritten.append(refused)
     provider = app_state.provider.name
     return render_page("sign_in/login.html", status, target=target, problem=problem, provider=provider)
 

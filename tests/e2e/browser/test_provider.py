@@ -120,13 +120,14 @@ def test_signing_in_and_out(browser, provider, url):
     assert "Sign in" in browser.text("h1")
 
 
-def test_an_address_of_another_domain_is_refused(browser, provider, url):
+def test_an_address_of_another_domain_is_refused(browser, provider, service, url):
     provider.set_user("eve@evil.example", "admins")
     sign_in(browser, url, "eve@evil.example")
     browser.wait_for("document.querySelector('.problem')")
     assert "evil.example may not sign in" in browser.text(".problem")
     browser.open(f"{url}/ui/jobs")
     assert "Sign in" in browser.text("h1")
+    wait_until(lambda: audit(service, action="refused", target="sign-in", address="127.0.0.1"), "its row in the record")
 
 
 def test_a_session_ends_when_its_time_is_over(browser, provider, service, url):
