@@ -36,7 +36,8 @@ MAY_INSERT = "events installation job_params last_metrics leader_leases metrics 
 MAY_DELETE = "gpu_allocations installation job_logins port_allocations port_requests"
 MAY_NOT_READ = (
     "api_keys changes git_logins identities job_logins notification_deliveries notification_receivers "
-    "one_time_tokens pending_deletions project_members registries saved_views secrets sessions ssh_keys user_keys users worker_tokens"
+    "one_time_tokens pending_deletions project_members registries saved_views secrets sessions ssh_keys "
+    "user_keys users worker_tokens"
 )
 OF_JOBS = ("attempts", "gpu_allocations", "job_params", "jobs", "last_metrics", "port_allocations", "port_requests")
 
