@@ -1,22 +1,26 @@
 """The pages of what jobs are created from: schedules and sweeps."""
 
 from typing import Literal
+from zoneinfo import ZoneInfo
 
 from fastapi import Depends
 from fastapi.responses import RedirectResponse, Response
-from sqlalchemy.orm import Session
 
+from core.db.models.jobs import Job
 from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
+from core.jobs import queries
+from core.jobs.queries import JobFilter
 from core.jobs.templates import schedules, templates
 from core.jobs.templates.sweeps import sweeps
-from service.app_state import AppState
-from service.auth.authentication import PageCaller, Principal, SearchSlot, require_key_or_session
+from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.auth.ownership import OwnerCheck, changeable
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page, runs_url
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.routing import Router
+from service.presenters.jobs import job_views
+from service.presenters.outputs.explanations import explanation_of
 from service.presenters.schedules import schedule_view, schedule_views
 from service.presenters.sweeps import sweep_views
 from service.schemas.schedules import SchedulesPage
@@ -26,6 +30,7 @@ from service.submission import schedules as submission
 router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
 _PAGE = 50
+_SHOWN_RUNS = 30
 _SCHEDULE_CHANGES = {"suspend": schedules.suspend, "resume": schedules.resume, "delete": schedules.delete}
 _SWEEP_CHANGES = {"pause": sweeps.pause, "resume": sweeps.resume, "stop": sweeps.stop, "delete": sweeps.delete}
 
@@ -36,21 +41,26 @@ def show_schedules(
 ) -> Response:
     shown, following = templates.page(session, Schedule, limit=_PAGE, after=after)
     page = SchedulesPage(schedules=schedule_views(session, app_state, shown), next=following)
-    return _render(session, app_state, caller, page, after)
+    return render_page("lists/schedules.html", caller=caller, found=page, after=after)
 
 
-@router.get("/ui/schedules/{schedule_id}")
+@router.get("/ui/schedules/{schedule_id}", dependencies=[SearchSlot])
 def show_schedule(session: ReadSession, app_state: AppStateDep, caller: PageCaller, schedule_id: str) -> Response:
-    page = SchedulesPage(schedules=[schedule_view(session, app_state, schedules.get(session, schedule_id))], next=None)
-    return _render(session, app_state, caller, page, schedule_id)
-
-
-def _render(
-    session: Session, app_state: AppState, caller: Principal, page: SchedulesPage, after: str | None
-) -> Response:
-    owned = ((schedule.owner_key, schedule.project_id) for schedule in page.schedules)
-    own_pairs = changeable(session, app_state, caller.id, owned)
-    return render_page("lists/schedules.html", caller=caller, found=page, after=after, own=own_pairs)
+    """Show a schedule with its last runs, the message of the last failure, its next times and options."""
+    view = schedule_view(session, app_state, schedules.get(session, schedule_id))
+    page = queries.page(session, JobFilter(conditions=[Job.schedule_id == schedule_id]), limit=_SHOWN_RUNS)
+    runs = job_views(session, app_state, page.jobs)
+    failed = next((job for job in runs if job.state in {"Failed", "Error"}), None)
+    return render_page(
+        "lists/schedule.html",
+        caller=caller,
+        schedule=view,
+        local_times=[at.astimezone(ZoneInfo(view.timezone)) for at in view.next_times],
+        runs=runs[::-1],
+        failed=failed,
+        cause=failed and explanation_of(app_state.logs, failed).evidence,
+        may_change=changeable(session, app_state, caller.id, [(view.owner_key, view.project_id)]),
+    )
 
 
 @router.post("/ui/schedules/{schedule_id}/trigger", dependencies=[SameOriginForm])
@@ -66,7 +76,7 @@ def change_schedule(
     session: WriteSession, _caller: PageCaller, schedule_id: str, action: Literal["suspend", "resume", "delete"]
 ) -> Response:
     _SCHEDULE_CHANGES[action](session, schedule_id)
-    return RedirectResponse("/ui/schedules", 303)
+    return RedirectResponse("/ui/schedules" if action == "delete" else f"/ui/schedules/{schedule_id}", 303)
 
 
 @router.get("/ui/sweeps", dependencies=[SearchSlot])

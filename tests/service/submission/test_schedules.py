@@ -167,6 +167,7 @@ def test_a_schedule_that_cannot_be_computed_costs_no_other_anything(client, stor
     assert fault in by_id[gone["id"]]["refusal"]
     assert by_id[other["id"]] == other
     assert client.get("/ui/schedules").text.count("unknown") == 1
+    assert "<p>unknown</p>" in client.get(f"/ui/schedules/{gone['id']}").text
     assert run_due(stores, first_time(other)) == 2
     assert (len(jobs_of(client, gone)), len(jobs_of(client, other))) == (0, 1)
     shown = show(client, gone)

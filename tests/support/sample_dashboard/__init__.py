@@ -98,11 +98,13 @@ class SampleDashboard:
         answer = self.deployment.request("PUT", path, json=body)
         assert answer.is_success, answer.text
 
-    def _schedule(self, *, runs: bool = False, **fields: object) -> None:
+    def _schedule(self, *, runs: bool = False, **fields: object) -> str:
         body = {"machineType": "CPU", "command": "true", "project": "moons"} | fields
         made = self.deployment.request("POST", "/schedules", json=body).json()
         change = self.deployment.request("POST", f"/schedules/{made['id']}/{'trigger' if runs else 'suspend'}")
         assert change.is_success, change.text
+        schedule_id: str = made["id"]
+        return schedule_id
 
     def _sweep(self) -> str:
         """Evaluate trials of a sweep, and return its id."""
@@ -135,7 +137,7 @@ class SampleDashboard:
         wait_until(lambda: len(deployment.request("GET", f"/jobs/{runs}/metrics").json()["series"]) > 0, "metrics")
         self._put("/secrets/WANDB_API_KEY", {"value": "not-a-real-one"})
         self._put("/registries/ghcr.io", {"username": "moons", "password": "not-a-real-one"})
-        self._schedule(cron="0 3 * * *", timezone="Europe/Berlin", name="nightly", runs=True)
+        schedule = self._schedule(cron="0 3 * * *", timezone="Europe/Berlin", name="nightly", runs=True)
         self._schedule(cron="*/15 8-18 * * MON-FRI", name="office hours", onOverlap="skip", onMiss="all")
         best = f"/ui/jobs/{trained[1]}"
         return {
@@ -162,6 +164,7 @@ class SampleDashboard:
             "comparisons": "/ui/comparisons",
             "sweep": f"/ui/sweeps/{self._sweep()}",
             "schedules": "/ui/schedules",
+            "schedule": f"/ui/schedules/{schedule}",
             "comparison": f"/ui/comparisons/{comparison}",
             "projects": "/ui/projects",
             "project": "/ui/projects/moons",
