@@ -12,16 +12,15 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
-from sqlalchemy import or_, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from core.comparison.measurement import expected_goal
-from core.db.models.jobs import Job
 from core.db.models.sweeps import Sweep
 from core.errors import SpecInvalid
 from core.jobs import queries
 from core.jobs.queries import JobFilter, JobPage
-from core.jobs.spec.arrays import array_name, is_array_id
+from core.jobs.spec.arrays import array_name
 from core.jobs.tracking import metrics
 from core.jobs.tracking.array_totals import count_members
 from core.search import saved_views
@@ -38,6 +37,7 @@ from service.dashboard.lists.job_list import (
     JobListQuery,
     ListState,
     column_choices,
+    filter_among,
     shown_columns,
     sort_link,
     state_links,
@@ -47,11 +47,9 @@ from service.dashboard.rendering import NO_VALUE, format_number, render_page
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
 from service.presenters.job_diff import comparable_options
-from service.presenters.job_list import read_filter
 from service.presenters.jobs import job_views, public_state
 from service.presenters.outputs.run_curves import Axis, CurvesQuery
 from service.presenters.sweeps import sweep_details
-from service.schemas.job_list import ListJobs
 from service.schemas.jobs import JobView
 from service.schemas.sweeps import SweepDetails
 
@@ -84,7 +82,7 @@ def show_runs(
         terms = parse_terms(state.q)
         sweep = _sweep(session, app_state, terms)
         state = replace(state, sort=state.sort or _first_order(state, sweep))
-        wanted = _filter(session, app_state, caller.id, state)
+        wanted = filter_among(session, app_state, caller.id, state.q, state.ids)
         ordering = parse_order(session, state.sort)
         page = queries.page(
             session, wanted, limit=MOST_RUNS, after=shown.after or None, before=shown.before or None, ordering=ordering
@@ -122,15 +120,6 @@ def _first_order(state: ListState, sweep: SweepDetails | None) -> str:
     if sweep and sweep.metric:
         return f"{'-' if sweep.goal == 'max' else ''}{METRIC_PREFIX}{sweep.metric}"
     return "created" if state.ids else "-created"
-
-
-def _filter(session: Session, app_state: AppState, caller_id: str, state: ListState) -> JobFilter:
-    wanted = read_filter(session, app_state, caller_id, ListJobs.model_validate({"q": state.q} if state.q else {}))
-    if not state.ids:
-        return wanted
-    ids = [part.strip() for part in state.ids.split(",")]
-    of_arrays = Job.array_id.in_([given_id for given_id in ids if is_array_id(given_id)])
-    return replace(wanted, conditions=[*wanted.conditions, or_(Job.id.in_(ids), of_arrays)])
 
 
 def _value_of(terms: Sequence[Term], field: str) -> str | None:

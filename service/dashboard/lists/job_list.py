@@ -1,7 +1,7 @@
 """The list of jobs: searched, sorted, with chosen columns, and with actions on selected jobs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -9,10 +9,14 @@ from fastapi import Depends, Query, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+from sqlalchemy import or_
 from sqlalchemy.orm import Session
 
+from core.db.models.jobs import Job
 from core.errors import CursorInvalid, SpecInvalid
 from core.jobs import queries
+from core.jobs.queries import JobFilter
+from core.jobs.spec.arrays import is_array_id
 from core.jobs.tracking import metrics
 from core.search import saved_views
 from core.search.completion import complete
@@ -45,9 +49,9 @@ router = Router(dependencies=[Depends(require_key_or_session)])
 
 PAGE_JOBS = 50
 MOST_COUNTED = 10_000
-_MAX_FIELDS = 3 * PAGE_JOBS
 _MOST_COLUMNS = 20
 _ACTIONS_AT_ONCE = 200
+_MAX_FIELDS = _ACTIONS_AT_ONCE + PAGE_JOBS  # a page of runs has as many jobs as are acted on at once
 _FILTERS = {"state": "state", "project": "project", "machineType": "machine", "tag": "tag"}
 
 
@@ -283,6 +287,7 @@ class ActionForm:
     tag: str
     back: str
     q: str
+    among: str  # ids of the only jobs in which the query looks, comma separated; empty: all
     every: bool  # of all jobs that the query finds, in place of the ids
 
 
@@ -293,7 +298,8 @@ async def _action_form(request: Request, _caller: PageCaller) -> ActionForm:
     back = texts.get("back", "")
     safe = back if back.startswith(("/ui/jobs", "/ui/runs")) else "/ui/jobs"
     every = texts.get("every") == "yes"
-    return ActionForm(texts.get("action", ""), ids, texts.get("tag", "").strip(), safe, texts.get("q", ""), every)
+    query = texts.get("q", ""), texts.get("among", "")
+    return ActionForm(texts.get("action", ""), ids, texts.get("tag", "").strip(), safe, *query, every)
 
 
 async def _columns_form(request: Request, _caller: PageCaller) -> ListState:
@@ -314,7 +320,7 @@ def act_on_jobs(
     if not form.ids:
         raise SpecInvalid("No jobs are selected. Go back and select at least one.", field="ids")
     if form.every and form.action in {"compare", "diff"}:
-        return RedirectResponse(runs_url(q=form.q), 303)
+        return RedirectResponse(runs_url(q=form.q, ids=form.among), 303)
     if form.action == "compare" or (form.action == "diff" and len(form.ids) > _COMPARED_JOBS):
         return RedirectResponse(runs_url(ids=",".join(form.ids)), 303)
     if form.action == "machines":
@@ -331,7 +337,7 @@ def act_on_jobs(
     if form.action == "tag" and not form.tag:
         raise SpecInvalid("No tag was entered. Go back and enter one.", field="tag")
     add = [form.tag] if form.action == "tag" else []
-    ids = _matching_ids(app_state, caller, form.q) if form.every else form.ids
+    ids = _matching_ids(app_state, caller, form) if form.every else form.ids
     results: list[ActionResult] = []
     for first in range(0, len(ids), _ACTIONS_AT_ONCE):
         fields: dict[str, object] = {"action": form.action, "ids": ids[first : first + _ACTIONS_AT_ONCE], "add": add}
@@ -341,10 +347,20 @@ def act_on_jobs(
     return RedirectResponse(f"{form.back}{joint}did={form.action}.{len(results) - failed}.{failed}", 303)
 
 
-def _matching_ids(app_state: AppState, caller: Principal, text: str) -> list[str]:
+def filter_among(session: Session, app_state: AppState, caller_id: str, q: str, among: str) -> JobFilter:
+    """Return the filter of a query that looks in these jobs and arrays, comma separated; in all if there are none."""
+    wanted = read_filter(session, app_state, caller_id, ListJobs.model_validate({"q": q} if q else {}))
+    if not among:
+        return wanted
+    ids = [part.strip() for part in among.split(",")]
+    of_arrays = Job.array_id.in_([given_id for given_id in ids if is_array_id(given_id)])
+    return replace(wanted, conditions=[*wanted.conditions, or_(Job.id.in_(ids), of_arrays)])
+
+
+def _matching_ids(app_state: AppState, caller: Principal, form: ActionForm) -> list[str]:
     """Return the jobs that a query finds, the newest first."""
     with app_state.database.read() as session:
-        wanted = read_filter(session, app_state, caller.id, ListJobs.model_validate({"q": text} if text else {}))
+        wanted = filter_among(session, app_state, caller.id, form.q, form.among)
         ids = queries.ids(session, wanted, most=MOST_COUNTED)
     if len(ids) == MOST_COUNTED:
         raise SpecInvalid(f"At least {MOST_COUNTED:,} jobs match. Go back and narrow the query.", field="q")

@@ -76,6 +76,31 @@ def test_pages_of_many_runs_say_their_place(signed_in_browser, monkeypatch):
     assert "3\N{EN DASH}3 of 3 jobs" in signed_in_browser.get(onward).text
 
 
+def act(browser, page, **fields):
+    """The page after an action on all runs of a page."""
+    form = re.search(r'<form[^>]*action="/ui/jobs/actions".*?<div class="bulk"', page, re.DOTALL)[0]
+    hidden = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', form)
+    sent = {name: html.unescape(value) for name, value in hidden} | fields
+    sent["ids"] = re.findall(r'name="ids" value="([^"]+)"', form)
+    return browser.post("/ui/jobs/actions", data=sent, follow_redirects=True).text
+
+
+def test_all_that_match_are_looked_for_among_the_chosen_jobs_alone(signed_in_browser, client, runs, monkeypatch):
+    array = client.post("/jobs", json=make_job_body(array="0,1,2,3")).json()["arrayId"]
+    monkeypatch.setattr(runs_page, "MOST_RUNS", 2)
+    page = signed_in_browser.get("/ui/runs", params={"ids": f"{array},{runs[0]}"}).text
+    assert "Select all 5 that match" in page
+    assert "of 5 jobs" in act(signed_in_browser, page, action="compare", every="yes")
+    assert "Tagged: 5 jobs" in act(signed_in_browser, page, action="tag", tag="mine", every="yes")
+    assert {job["id"] for job in client.get("/jobs?tag=mine").json()["jobs"]} & {*runs} == {runs[0]}
+
+
+def test_a_full_page_of_runs_is_acted_on_at_once(signed_in_browser, client):
+    client.post("/jobs", json=make_job_body(array=",".join(map(str, range(200)))))
+    page = signed_in_browser.get("/ui/runs").text
+    assert "Asked to stop: 200 jobs" in act(signed_in_browser, page, action="stop")
+
+
 def read_curves(browser, **params):
     """The curves of runs, by run and metric."""
     lines = browser.get("/ui/runs/series", params=params).text.splitlines()
