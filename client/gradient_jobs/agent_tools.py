@@ -50,6 +50,7 @@ _MAX_BYTES = 64 * 1024
 _MAX_WAIT = 50.0  # below the 60 s after which clients give up
 _POLL_SECONDS = 2.0
 _POINTS = 50
+_LONGEST_PATH = 4096
 _THREADS = 16  # calls that talk with the server at once; those that wait for a job's end take none
 _SHOWN = (
     *("id", "name", "state", "reason", "message", "exitCode", "phase", "phaseDetail", "queuePosition"),
@@ -292,10 +293,10 @@ class Tools:
         return f"{until}.{hmac.new(self._caller().key.encode(), signed, hashlib.sha256).hexdigest()}"
 
     def _check_token(self, token: str, action: str, what: str) -> None:
-        until, _, _ = token.partition(".")
+        until = token.partition(".")[0][:12]
         if not until.isdecimal() or int(until) < time.time():
             raise ToolError(f"confirm_token: expired, or none. Next: preview_job, or stop_job without it ({action}).")
-        if not hmac.compare_digest(token, self._token(action, what, int(until))):
+        if not hmac.compare_digest(token.encode(), self._token(action, what, int(until)).encode()):
             raise ToolError("confirm_token: of something else: arguments, files or price differ. Next: preview again.")
 
 
@@ -336,8 +337,8 @@ def _pack(sent: IO[bytes], files: dict[str, str]) -> None:
         for name, text in sorted(files.items()):
             entry = zipfile.ZipInfo(name)
             entry.external_attr = 0o644 << 16
-            if entry.filename != name or name[:1] in {"", "/"} or ".." in name.split("/"):
-                raise ToolError(f"files: {name!r} is no path of a file. Next: write it as src/train.py.")
+            if entry.filename != name or name[:1] in {"", "/"} or ".." in name.split("/") or len(name) > _LONGEST_PATH:
+                raise ToolError(f"files: {name[:80]!r} is no path of a file. Next: write it as src/train.py.")
             archive.writestr(entry, text.encode())
     sent.flush()
 

@@ -153,6 +153,12 @@ def test_only_what_was_previewed_is_submitted(service, tmp_path, transport):
                 "submit_job", refused=True, **{**job, **changed}, confirm_token=token
             )
         assert "expired" in await call("submit_job", refused=True, **job, confirm_token="none")
+        for token_of_nothing in ("9999999999.\xe9", "9" * 5000):
+            refused = await call("submit_job", refused=True, **job, confirm_token=token_of_nothing)
+            assert "of something else" in refused
+        for path in ("x" * 70_000, "/a", "a/../b", ""):
+            refused = await call("preview_job", refused=True, **{**job, **nothing, "files": {path: ""}})
+            assert "is no path of a file" in refused
         assert "expired" in await call("submit_job", refused=True, **job, confirm_token=f"1.{token.partition('.')[2]}")
         (tmp_path / "a.py").write_text("print(2)\n")
         job.update(as_sent(transport, tmp_path))
