@@ -125,6 +125,16 @@ def test_variables_and_the_start_are_looked_at_and_large_folders_are_named(check
     ]
 
 
+def test_what_is_found_in_several_lines_is_never_printed(check, cli):
+    key = f"{KEY}\n{'oDKzV9cXb1R4' * 5}\n-----END PRIVATE KEY-----"
+    job = {**PLAN["job"], "command": f"echo\n{TOKEN}\necho '{key}'", "envVars": {"K": key}}
+    check(job["command"], "-e", f"K={key}", code=1, plan={**PLAN, "job": job})
+    for options in ([], ["--json"]):
+        shown = cli("jobs", "check", "-m", "CPU", "--command", job["command"], "-e", f"K={key}", *options).stdout
+        assert "-----BEGIN PRIVATE KEY-----…" in json.dumps(shown, ensure_ascii=False)
+        assert not [line for line in key.splitlines()[1:-1] if line in shown]
+
+
 def test_a_refusal_is_a_finding_of_a_check_and_an_error_of_a_dry_run(cli, server, protocol):
     refusal = "The job can cost $7.60: the budget has $1.00 left and it resets at 2026-12-01."
     server.on("POST", "/jobs", protocol.error(402, refusal, name="BudgetSpent"))

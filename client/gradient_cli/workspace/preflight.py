@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -58,10 +57,17 @@ def plan_job(
     if start.startswith("cannot start"):
         plan.findings.append(Finding(WARNING, f"it {start}: ", "`gradient-cli machine-types` shows what is free"))
     plan.findings.sort(key=lambda finding: (ERROR, WARNING, INFO).index(finding.severity))
-    text = json.dumps(plan.answer)
-    for _, token, what in _find_tokens(text):
-        text = text.replace(token, what.rpartition(" ")[2])
-    return plan._replace(answer=json.loads(text))
+    return plan._replace(answer=_without_tokens(plan.answer))
+
+
+def _without_tokens(value: Any) -> Any:  # noqa: ANN401 - of JSON
+    if isinstance(value, dict):
+        return {name: _without_tokens(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_without_tokens(item) for item in value]
+    for _, token, what in _find_tokens(value) if isinstance(value, str) else ():
+        value = value.replace(token, what.partition(", ")[2])
+    return value
 
 
 def _resolve(
