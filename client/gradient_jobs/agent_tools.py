@@ -215,10 +215,12 @@ class Tools:
         files: _Files = None,
         options: _Options = None,
     ) -> dict[str, Any]:
-        """Submit the job that preview_job showed, with its arguments and token. Costs money."""
+        """Submit the job that preview_job showed, with its arguments and token, once a token. Costs money."""
         with self._job(folder, files, options, command=command, machine_type=machine_type) as job:
             self._check_token(confirm_token, "submit", self._plan(*job)[1])
-            submitted = submit(self._api(), *job)
+            api = self._api()
+            api.idempotency_key = hashlib.sha256(confirm_token.encode()).hexdigest()
+            submitted = submit(api, *job)
         return {**_shown(submitted), "next": "show_job with wait_seconds"}
 
     def stop_job(self, job_id: str, confirm_token: str | None = None) -> dict[str, Any]:
@@ -288,13 +290,13 @@ class Tools:
 
     def _token(self, action: str, what: str, until: int | None = None) -> str:
         """Return a token of this key for an action; it needs no memory, so that any process may take it."""
-        until = int(time.time()) + TOKEN_SECONDS if until is None else until
+        until = int((time.time() + TOKEN_SECONDS) * 1000) if until is None else until
         signed = hashlib.sha256(f"{action} {until} {what}".encode()).digest()
         return f"{until}.{hmac.new(self._caller().key.encode(), signed, hashlib.sha256).hexdigest()}"
 
     def _check_token(self, token: str, action: str, what: str) -> None:
-        until = token.partition(".")[0][:12]
-        if not until.isdecimal() or int(until) < time.time():
+        until = token.partition(".")[0][:15]  # in milliseconds: two previews have two tokens
+        if not until.isdecimal() or int(until) < time.time() * 1000:
             raise ToolError(f"confirm_token: expired, or none. Next: preview_job, or stop_job without it ({action}).")
         if not hmac.compare_digest(token.encode(), self._token(action, what, int(until)).encode()):
             raise ToolError("confirm_token: of something else: arguments, files or price differ. Next: preview again.")

@@ -153,7 +153,7 @@ def test_only_what_was_previewed_is_submitted(service, tmp_path, transport):
                 "submit_job", refused=True, **{**job, **changed}, confirm_token=token
             )
         assert "expired" in await call("submit_job", refused=True, **job, confirm_token="none")
-        for token_of_nothing in ("9999999999.\xe9", "9" * 5000):
+        for token_of_nothing in (f"{10**14}.\xe9", "9" * 5000):
             refused = await call("submit_job", refused=True, **job, confirm_token=token_of_nothing)
             assert "of something else" in refused
         for path in ("x" * 70_000, "/a", "a/../b", ""):
@@ -165,6 +165,10 @@ def test_only_what_was_previewed_is_submitted(service, tmp_path, transport):
         assert "of something else" in await call("submit_job", refused=True, **job, confirm_token=token)
         token = (await call("preview_job", **job))["confirm_token"]
         running = await call("submit_job", **job, confirm_token=token)
+        assert (await call("submit_job", **job, confirm_token=token))["id"] == running["id"]
+        other = await call("submit_job", **job, confirm_token=(await call("preview_job", **job))["confirm_token"])
+        assert other["id"] != running["id"]
+        service.cli("jobs", "stop", other["id"])
         asked = await call("stop_job", job_id=running["id"])
         assert service.job(running["id"])["state"] != "Cancelled"
         assert "of something else" in await call("stop_job", refused=True, job_id=running["id"], confirm_token=token)

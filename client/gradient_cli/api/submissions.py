@@ -22,6 +22,8 @@ _JSON = {"Content-Type": "application/json"}
 class SubmissionApi:
     """Submissions to a server, each repeated when the connection breaks."""
 
+    idempotency_key: str | None = None  # of the next submission; None: a new one for each
+
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
@@ -37,7 +39,7 @@ class SubmissionApi:
         self, spec: dict[str, Any], *, to: str = JOBS, query: Mapping[str, object] | None = None
     ) -> dict[str, Any]:
         """Submit a job, or a comparison, once, however often the connection breaks."""
-        key = _new_idempotency_key()
+        key = self._idempotency()
         send = partial(self._transport.json, "POST", to, query=query, body=spec, headers=key, needs="id")
         return retry(send, SUBMIT_DELAYS)
 
@@ -51,7 +53,7 @@ class SubmissionApi:
             to: The endpoint.
         """
         form = Form("spec", json.dumps(spec).encode(), "workspace", path, sent)
-        return self._send("POST", to, form.chunks, {**_new_idempotency_key(), **form.headers}, needs="id")
+        return self._send("POST", to, form.chunks, {**self._idempotency(), **form.headers}, needs="id")
 
     def _send(
         self,
@@ -104,6 +106,5 @@ class SubmissionApi:
             raise
         return True
 
-
-def _new_idempotency_key() -> dict[str, str]:
-    return {"Idempotency-Key": os.urandom(16).hex()}
+    def _idempotency(self) -> dict[str, str]:
+        return {"Idempotency-Key": self.idempotency_key or os.urandom(16).hex()}
