@@ -11,6 +11,7 @@ only some numbers of repeats are tested, each at the same smaller level: Pocock'
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations, pairwise
 from math import exp, lgamma, log, log1p, sqrt
 from operator import attrgetter
@@ -31,6 +32,7 @@ _MOST_REPEATS = 50
 _POWER_80 = 0.84  # standard errors by which a difference has to exceed the critical one, to be seen in 80 % of cases
 _TERMS = 100
 _DRAWS = 2000
+_REMEMBERED = 4096  # results, which pages ask for again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,11 @@ def chances_of_best(samples: Sequence[Sequence[float]]) -> list[float | None]:
 
     Draws from Student's distributions around the means. None: it has fewer than two repeats.
     """
+    return list(_chances(tuple(map(tuple, samples))))
+
+
+@lru_cache(_REMEMBERED)
+def _chances(samples: tuple[tuple[float, ...], ...]) -> tuple[float | None, ...]:
     means, spreads = _means_and_spreads(samples, _MIN_REPEATS)
     drawn = Random(1)  # noqa: S311 - the same figures give the same probability
     wins = dict.fromkeys(means, 0)
@@ -108,7 +115,7 @@ def chances_of_best(samples: Sequence[Sequence[float]]) -> list[float | None]:
             scale = sqrt(spreads[at] / count * (count - 1) / (2 * drawn.gammavariate((count - 1) / 2, 1.0)))
             draws[at] = drawn.gauss(mean, scale)
         wins[min(draws, key=draws.__getitem__)] += 1
-    return [wins[at] / _DRAWS if len(means) > 1 and at in wins else None for at in range(len(samples))]
+    return tuple(wins[at] / _DRAWS if len(means) > 1 and at in wins else None for at in range(len(samples)))
 
 
 def _means_and_spreads(
@@ -175,6 +182,7 @@ def student_chance(size: float, freedom: float) -> float:
     return _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + size**2))
 
 
+@lru_cache(_REMEMBERED)
 def _critical(level: float, freedom: float) -> float:
     """Return the size that `student_chance` gives this level for."""
     low, high = -7.0, 30.0

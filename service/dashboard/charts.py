@@ -13,8 +13,9 @@ class Series:
     points: Sequence[tuple[float, float]]  # in order of x
     text: str  # what it shows, in words
     colour: int | None = None  # number of its colour, from 0; None: that of text
-    kind: Literal["line", "marks", "steps"] = "line"
+    kind: Literal["line", "marks", "steps", "interval"] = "line"
     filled: bool = True  # False: marks are hollow, steps are dotted
+    label: str = ""  # beside its mark
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -26,6 +27,7 @@ class Series:
             "colour": self.colour,
             "kind": self.kind,
             "filled": self.filled,
+            "label": self.label,
             "x": xs,
             "y": ys,
             "min": min(ys),

@@ -18,12 +18,12 @@ from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.routing import Router
-from service.presenters.comparisons import comparison_view, comparisons_page, front_names
+from service.presenters.comparisons import comparison_view, front_names
 from service.presenters.predictions import Precision, prediction_view
 from service.schemas.base import parse_request
 from service.schemas.comparisons import BottleneckView, ComparisonView, MachineRow, RenameComparison, SpreadView
 
-_PAGE_COMPARISONS = 50
+_PAGE_COMPARISONS = 20
 
 router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
@@ -32,7 +32,7 @@ _SECONDS_PER_HOUR = 3600
 
 
 def draw_charts(session: Session, comparison: Comparison, view: ComparisonView) -> list[Chart]:
-    """Return the metric against time and against dollars, one line for each job, and dollars against time.
+    """Return dollars against time, and the metric against time and against dollars, one line for each job.
 
     Marks are of machine types: medians over their jobs.
     """
@@ -62,10 +62,11 @@ def draw_charts(session: Session, comparison: Comparison, view: ComparisonView) 
                 lambda x, y: f"{y:.4g} for {format_dollars(x)}",
             ),
         ),
-        _chart_costs(view, marks),
     ]
     priced = any(row.price_per_hour for row in view.rows)
-    return [chart for chart in (charts if priced else charts[:1]) if chart.series]
+    return [
+        chart for chart in ([_chart_costs(view, marks, colours), *charts] if priced else charts[:1]) if chart.series
+    ]
 
 
 def _lines(
@@ -86,7 +87,7 @@ def _lines(
     return by_time, by_cost
 
 
-def _chart_costs(view: ComparisonView, marks: Callable[..., list[Series]]) -> Chart:
+def _chart_costs(view: ComparisonView, marks: Callable[..., list[Series]], colours: Mapping[str, int]) -> Chart:
     until = "" if view.target is None else f" to {view.target:g}"
 
     def figures(row: MachineRow) -> tuple[float | None, float | None]:
@@ -94,7 +95,17 @@ def _chart_costs(view: ComparisonView, marks: Callable[..., list[Series]]) -> Ch
             return _median(row.seconds), row.cost
         return _median(row.seconds_to_target), row.cost_to_target
 
-    series = marks("on_time_cost_front", figures, lambda x, y: f"{format_duration(x)} for {format_dollars(y)}")
+    def describe(seconds: float, cost: float) -> str:
+        return f"{format_duration(seconds)} for {format_dollars(cost)}"
+
+    series = marks("on_time_cost_front", figures, describe, with_labels=True)
+    for row in view.rows:
+        spread = row.seconds if view.target is None else row.seconds_to_target
+        if row.on_time_cost_front is not None and spread is not None and spread.low < spread.high:
+            price = row.price_per_hour / _SECONDS_PER_HOUR  # the cost of each job follows from its time
+            ends = [(seconds, seconds * price) for seconds in (spread.low, spread.high)]
+            text = " to ".join(describe(*end) for end in ends)
+            series.append(Series(f"{row.title}, all jobs", ends, text, colours[row.machine_type], "interval"))
     return Chart(f"Cost{until} by running time{until}", "relative", series, "cost")
 
 
@@ -104,6 +115,8 @@ def _marks(
     front: str,
     figures: Callable[[MachineRow], tuple[float | None, float | None]],
     text: Callable[[float, float], str],
+    *,
+    with_labels: bool = False,
 ) -> list[Series]:
     """Return the machine types that were judged for a front, which a field of their rows names, and its steps."""
     marks, fronts = [], dict[str, list[Series]]()
@@ -111,7 +124,9 @@ def _marks(
         x, y = figures(row)
         judged = getattr(row, front)
         if x is not None and y is not None and judged is not None:
-            mark = Series(row.title, [(x, y)], text(x, y), colours[row.machine_type], "marks", filled=judged)
+            label = f"{row.title}, {row.final.median:.4g}" if row.final else row.title
+            shown = label if with_labels else ""
+            mark = Series(row.title, [(x, y)], text(x, y), colours[row.machine_type], "marks", judged, shown)
             marks.append(mark)
             if judged:
                 name = "Pareto front of simulated machines" if row.simulated else "Pareto front"
@@ -134,8 +149,10 @@ def _median(spread: SpreadView | None) -> float | None:
 def show_comparisons(
     session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None
 ) -> Response:
-    page = comparisons_page(session, app_state, _PAGE_COMPARISONS, after)
-    return render_page("comparisons/list.html", caller=caller, found=page, after=after)
+    rows = comparisons.page(session, limit=_PAGE_COMPARISONS + 1, after=after)
+    shown = [comparison_view(session, app_state, comparison) for comparison in rows[:_PAGE_COMPARISONS]]
+    following = shown[-1].id if len(rows) > len(shown) else None
+    return render_page("comparisons/list.html", caller=caller, comparisons=shown, next=following, after=after)
 
 
 @router.get("/ui/comparisons/{comparison_id}", dependencies=[SearchSlot])
@@ -186,6 +203,6 @@ def show_prediction(
 
 
 def _judgements(rows: Sequence[MachineRow]) -> list[tuple[BottleneckView, list[MachineRow]]]:
-    judged = [(row.bottleneck, row) for row in rows if row.bottleneck is not None]
+    judged = [(row.bottleneck, row) for row in rows if row.bottleneck is not None and row.bottleneck.kind is not None]
     distinct = [judgement for at, (judgement, _) in enumerate(judged) if judgement not in [of for of, _ in judged[:at]]]
     return [(judgement, [row for of, row in judged if of == judgement]) for judgement in distinct]

@@ -87,9 +87,11 @@ def _headline(comparison: Comparison, decision: Decision) -> str:
     else:
         cost = format_cost(best.cost_per_1000_steps or 0.0, best.gpu_hours_per_1000_steps or 0.0)
         figure = f"{cost} for 1,000 steps"
-    advice = "Not decided yet; best so far is" if len(decision.contenders) > 1 else "Take"
+    undecided = len(decision.contenders) > 1
     if best.simulated:
-        return f"All machine types are simulated, so this is not a recommendation: {_title(best)}, {figure}; {sure}."
+        lead = f"{_title(best)} is best{' so far' if undecided else ''}"
+        return f"{lead} (all are simulated, so this is not a recommendation): {figure}; {sure}."
+    advice = "Not decided yet; best so far is" if undecided else "Take"
     return f"{advice} {_title(best)}: {figure}; {sure}."
 
 

@@ -68,7 +68,7 @@ def test_machines_of_known_speed_give_the_expected_table(service, shell):
     page = service.request("GET", f"/ui/comparisons/{comparison}", headers={"accept": "text/html"}).text
     charts = json.loads(html.unescape(re.search(r"data-curves='([^']*)'", page)[1]))
     kinds = Counter(series["kind"] for chart in charts for series in chart["series"])
-    assert kinds == {"line": 12, "marks": 6, "steps": 3}
+    assert kinds == {"line": 12, "marks": 6, "steps": 3, "interval": 2}
 
 
 RACE = """
@@ -102,7 +102,7 @@ def test_a_race_ends_when_the_losers_are_known(shell):
     assert 2 <= jobs["V100"] <= 5
     assert all(jobs[name] <= jobs["V100"] for name in ("CPU", "K80"))
     assert "of $5: decided." in ran.stderr
-    assert "All machine types are simulated, so this is not a recommendation: V100, " in ran.stderr
+    assert "V100 is best (all are simulated, so this is not a recommendation): " in ran.stderr
     assert "V100 wins as long as it costs less than $" in ran.stderr
 
 

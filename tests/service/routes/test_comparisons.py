@@ -161,7 +161,7 @@ def test_the_decision_says_how_sure_it_is_and_what_would_change_it(client, train
     assert decision["moreRepeats"] is None
     ratio = v100["costToTarget"] / cpu["costToTarget"]
     assert decision["breakEvenPrice"] == pytest.approx(cpu["pricePerHour"] * ratio, rel=0.05)
-    assert decision["headline"].startswith("All machine types are simulated, so this is not a recommendation: CPU, $")
+    assert decision["headline"].startswith("CPU is best (all are simulated, so this is not a recommendation): $")
     assert "to accuracy 0.9; cheapest with a probability of 9" in decision["headline"]
     wins, next_best = decision["changes"]
     assert wins.startswith(f"CPU wins as long as it costs less than ${decision['breakEvenPrice']:.3g}/h; it costs $")

@@ -68,7 +68,7 @@ export class Chart {
     this.whole = this.ofRuns || options.whole; // all points are here
     const read = this.ofRuns ? `curves of ${series.length} runs` : series.map((one) => `${this.#label(one)}${one.text ?? `last ${this.unit(one.last)}, lowest ${this.unit(one.min)}, highest ${this.unit(one.max)}`}`).join("; ");
     this.box.setAttribute("aria-label", `${this.name.textContent}: ${read}. Arrow keys read the points, plus and minus zoom.`);
-    this.legend.replaceChildren(...(this.ofRuns ? [] : series.filter((one) => one.kind !== "line" || !series.some(({ kind, colour }) => kind === "marks" && colour === one.colour)).map((one, at) => this.#row(one, at))));
+    this.legend.replaceChildren(...(this.ofRuns ? [] : series.filter((one) => !["line", "interval"].includes(one.kind) || !series.some(({ kind, colour }) => kind === "marks" && colour === one.colour)).map((one, at) => this.#row(one, at))));
     if (!this.#shown()) this.#showLast();
     this.#stale = true;
     if (this.#seen) this.#draw();
@@ -176,7 +176,7 @@ export class Chart {
         points: { size: 6, show: !this.whole },
         ...(this.whole ? {} : { dataIdx: (plot, series, at) => (series === 0 ? at : Math.max(0, lastKnown(plot.data[series], at))) }),
       },
-      hooks: { setCursor: [() => this.#read()], setSelect: [() => this.#select()], draw: [() => this.#drawLit()] },
+      hooks: { setCursor: [() => this.#read()], setSelect: [() => this.#select()], draw: [() => this.#drawLit(), () => this.#drawLabels()] },
     };
   }
 
@@ -205,7 +205,7 @@ export class Chart {
     const at = xText(this.axis, this.plot.data[0][idx]);
     if (this.ofRuns) return this.#readRuns(at, idx);
     const width = this.#width();
-    const read = this.series.filter((one, place) => one.kind !== "steps" && (one.kind !== "marks" || this.plot.data[1 + place][idx] !== undefined));
+    const read = this.series.filter((one, place) => one.kind !== "steps" && (!["marks", "interval"].includes(one.kind) || this.plot.data[1 + place][idx] !== undefined));
     const values = read.map((one) => {
       const column = this.plot.data[1 + this.series.indexOf(one) * width];
       return `${this.#label(one)}${this.unit(column[lastKnown(column, idx)])}`;
@@ -273,6 +273,20 @@ export class Chart {
       if (value !== null && value !== undefined) pen.lineTo(this.plot.valToPos(data[0][place], "x"), this.plot.valToPos(value, "y"));
     });
     pen.stroke();
+  }
+
+  // The labels of marks, on the side that has room.
+  #drawLabels() {
+    const { ctx, bbox } = this.plot;
+    ctx.save();
+    Object.assign(ctx, { font: `${12 * devicePixelRatio}px system-ui, sans-serif`, fillStyle: colour(this.box, "var(--text)") });
+    for (const { label, x, y } of this.series.filter((one) => one.label)) {
+      const [left, top] = [this.plot.valToPos(x[0], "x", true), this.plot.valToPos(y[0], "y", true)];
+      const beyond = left > bbox.left + bbox.width / 2;
+      ctx.textAlign = beyond ? "right" : "left";
+      if (left >= bbox.left && left <= bbox.left + bbox.width) ctx.fillText(label, left + (beyond ? -10 : 10) * devicePixelRatio, Math.max(top - 5 * devicePixelRatio, bbox.top + 12 * devicePixelRatio));
+    }
+    ctx.restore();
   }
 
   // The run whose curve is nearest to the mouse.
