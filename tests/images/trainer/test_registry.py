@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 from gradient_trainer.errors import OptionsError, UnknownNameError
@@ -13,6 +15,8 @@ def colours(tmp_path, monkeypatch):
     (package / "dark_red.py").write_text('"""A warm colour.\n\nMore.\n"""\ndef paint():\n    return "#800000"\n')
     (package / "broken.py").write_text('"""Has no paint."""\n')
     monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "colours"]:  # of the test before
+        monkeypatch.delitem(sys.modules, name)
     return Registry("colour", "colours", package, "paint")
 
 
