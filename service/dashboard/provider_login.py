@@ -43,6 +43,8 @@ def begin(app_state: AppStateDep, wanted: Annotated[str | None, Query(alias="nex
 @router.get(CALLBACK, response_model=None)
 def finish(request: Request, app_state: AppStateDep) -> Response:
     """Open a session for who has signed in at the provider; made at the first sign-in."""
+    if app_state.provider.name is None:
+        return RedirectResponse("/ui/login", 303)
     started: dict[str, str] = {}
     with suppress(ValueError, TypeError, RecursionError):
         cookie = base64.urlsafe_b64decode(request.cookies.get(_cookie(app_state)["key"], ""))
