@@ -1,5 +1,6 @@
 """The charts of a job in a real browser: values by pointer, tap and keys, scale, smoothing, zoom, downloads."""
 
+import csv
 import json
 from itertools import pairwise
 
@@ -29,6 +30,11 @@ window.fetch = (address, options) => {
   window.fetch = request;
   return Promise.resolve(new Response("", {status: 503}));
 };
+"""
+KEEP_DOWNLOADS = """
+window.saved = {};
+URL.createObjectURL = (blob) => { window.blob = blob; return 'blob:test'; };
+HTMLAnchorElement.prototype.click = function () { window.saved[this.download] = window.blob; };
 """
 
 
@@ -264,11 +270,7 @@ def test_a_chart_is_saved_as_a_table_and_as_an_image(service, browser, trained):
     browser.open(f"{service.cli_json['url']}/ui/jobs/{trained}/metrics")
     browser.wait_for(f"{ERROR}?.chart.plot")
     browser.wait_for(f"{ERROR}.chart.plot.data[0].length === 10")
-    browser.evaluate(
-        "window.saved = {};"
-        "URL.createObjectURL = (blob) => { window.blob = blob; return 'blob:test'; };"
-        "HTMLAnchorElement.prototype.click = function () { window.saved[this.download] = window.blob; };"
-    )
+    browser.evaluate(KEEP_DOWNLOADS)
     for button in ("CSV", "PNG"):
         browser.evaluate(f"[...{ERROR}.querySelectorAll('button')].find(one => one.innerText === '{button}').click()")
     browser.wait_for("window.saved['error.csv'] && window.saved['error.png']")
@@ -277,6 +279,17 @@ def test_a_chart_is_saved_as_a_table_and_as_an_image(service, browser, trained):
     assert (len(lines), lines[1]) == (11, "0,1,1")
     assert browser.evaluate("window.saved['error.png'].type") == "image/png"
     assert browser.evaluate("window.saved['error.png'].size") > 1000
+
+
+def test_the_table_of_runs_is_saved_with_its_numbers_and_without_formulas(service, browser):
+    ids = [service.submit("true", name="=1+1", params={"bias": bias}) for bias in (-0.5, -2)]
+    browser.open(f"{service.cli_json['url']}/ui/runs?ids={','.join(ids)}&cols=params.bias")
+    browser.wait_for("document.querySelector('[data-eye]').firstElementChild.style.background")
+    browser.evaluate(KEEP_DOWNLOADS)
+    browser.click("[data-csv]")
+    browser.wait_for("window.saved['runs.csv']")
+    rows = list(csv.reader(browser.evaluate("window.saved['runs.csv'].text()").splitlines()))
+    assert [(row[0], row[-1]) for row in rows] == [("Job", "bias"), ("'=1+1", "-0.5"), ("'=1+1", "-2")]
 
 
 def test_charts_take_the_colours_of_the_theme(service, browser, trained):

@@ -437,7 +437,7 @@ function flatRange(_, low, high) {
 
 // Spreadsheets take a text that begins like this for a formula.
 export function cell(text) {
-  return `"${(/^[=+\-@\t\r]/.test(text) ? "'" : "") + text.replaceAll('"', '""')}"`;
+  return `"${(/^[=+\-@\t\r]/.test(text) && isNaN(text) ? "'" : "") + text.replaceAll('"', '""')}"`;
 }
 
 export function save(blob, name) {
