@@ -266,6 +266,23 @@ def test_runs_are_lit_hidden_sorted_and_grouped_together(service, browser, train
     assert browser.messages == []
 
 
+def test_labels_of_panels_are_whole_and_of_four_digits(service, browser):
+    command = """echo '{"loss": %s}' >> $GRADIENT_METRICS_FILE"""
+    params = [{"lr": 0.0025947, "kind": "gradient descent"}, {"lr": 0.0333784, "kind": "a"}, {"lr": 3.5651e-5}]
+    ids = [service.submit(command % (one["lr"] / -3), params=one) for one in params]
+    for job_id in ids:
+        service.wait_ended(job_id)
+    browser.open(f"{service.cli_json['url']}/ui/runs?ids={','.join(ids)}")
+    browser.wait_for("document.querySelectorAll('.panel svg').length === 2")
+    labels = browser.evaluate("""[...document.querySelectorAll(".panel svg text")].map((label) => {
+        const [inner, outer] = [label, label.closest("svg")].map((box) => box.getBoundingClientRect());
+        const isInside = inner.left >= outer.left && inner.right <= outer.right && inner.top >= outer.top;
+        return [label.textContent, isInside && inner.bottom <= outer.bottom];
+    })""")
+    assert [text for text, is_inside in labels if not is_inside] == []
+    assert {"3.565e-5", "0.03338", "-0.01113", "-1.188e-5", "gradient desc…"} <= {text for text, _ in labels}
+
+
 def test_a_chart_is_saved_as_a_table_and_as_an_image(service, browser, trained):
     browser.open(f"{service.cli_json['url']}/ui/jobs/{trained}/metrics")
     browser.wait_for(f"{ERROR}?.chart.plot")

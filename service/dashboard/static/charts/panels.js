@@ -5,7 +5,8 @@ import { figure } from "./series.js";
 
 const FEWEST = 3; // runs
 const MOST_AXES = 8;
-const [WIDTH, HEIGHT, EDGE] = [460, 200, 26];
+const [WIDTH, HEIGHT, EDGE, SIDE] = [460, 200, 38, 60];
+const DIGITS = 4;
 const MOST_LABELS = 12;
 const WIDE = 50; // times the lowest value: the axis is logarithmic
 const ORDER = "order of submission";
@@ -62,7 +63,13 @@ function scale({ values, numeric, whole }) {
   const log = !whole && low > 0 && high / low > WIDE;
   const at = log ? Math.log : (value) => value;
   const place = (value) => (high === low ? 0.5 : (at(value) - at(low)) / (at(high) - at(low)));
-  return { place, labels: [[0, figure(low)], [1, figure(high)]] };
+  return { place, labels: [[0, tick(low)], [1, tick(high)]] };
+}
+
+function tick(value) {
+  const rounded = Number(value.toPrecision(DIGITS));
+  const size = Math.abs(rounded);
+  return size && (size >= 1e6 || size < 1e-3) ? rounded.toExponential() : String(rounded);
 }
 
 function shape(name, attributes, title) {
@@ -92,16 +99,17 @@ function ofRun(element, run, board) {
 
 function parallel(fields, runs, board) {
   const svg = drawing(`Parallel coordinates of ${runs.length} runs`);
-  const x = (axis) => 50 + (axis * (WIDTH - 100)) / Math.max(1, fields.length - 1);
+  const x = (axis) => SIDE + (axis * (WIDTH - 2 * SIDE)) / Math.max(1, fields.length - 1);
   const y = (place) => EDGE + (1 - place) * HEIGHT;
   const scales = fields.map(scale);
   for (const run of runs) {
     const points = fields.map(({ values }, axis) => (values[run.at] === null ? null : `${x(axis)},${y(scales[axis].place(values[run.at]))}`)).filter(Boolean);
     svg.append(ofRun(shape("polyline", { points: points.join(" ") }, run.label), run, board));
   }
-  fields.forEach(({ name }, axis) => {
-    svg.append(shape("line", { x1: x(axis), x2: x(axis), y1: EDGE, y2: EDGE + HEIGHT }), text(x(axis), 10, "middle", short(name)));
-    for (const [place, label] of scales[axis].labels) svg.append(text(x(axis) - 4, y(place) + (place === 1 ? 9 : -2), "end", short(label)));
+  // Names in two lines, the ends of numbers outside of the axes, other values beside them.
+  fields.forEach(({ name, numeric }, axis) => {
+    svg.append(shape("line", { x1: x(axis), x2: x(axis), y1: EDGE, y2: EDGE + HEIGHT }), text(x(axis), 10 + 12 * (axis % 2), "middle", short(name)));
+    for (const [place, label] of scales[axis].labels) svg.append(numeric ? text(x(axis), y(place) + (place ? -4 : 12), "middle", label) : text(x(axis) + 4, y(place) + (place === 1 ? 10 : -3), "start", short(label)));
   });
   return [svg];
 }
@@ -127,11 +135,12 @@ function scatter(fields, metrics, target, runs, board, redraw) {
   choices.append(choose("x", "x", fields, across), choose("y", "y", metrics, target));
   const svg = drawing(`${target.name} by ${across.name}`);
   const [wide, high] = [scale(across), scale(target)];
-  const x = (value) => 56 + wide.place(value) * (WIDTH - 80);
+  const toX = (place) => SIDE + 10 + place * (WIDTH - SIDE - 24);
+  const x = (value) => toX(wide.place(value));
   const y = (value) => EDGE + (1 - high.place(value)) * HEIGHT;
-  svg.append(shape("line", { x1: 44, x2: 44, y1: EDGE, y2: EDGE + HEIGHT }), shape("line", { x1: 44, x2: WIDTH, y1: EDGE + HEIGHT + 6, y2: EDGE + HEIGHT + 6 }));
-  for (const [place, label] of wide.labels) svg.append(text(56 + place * (WIDTH - 80), HEIGHT + 2 * EDGE - 6, "middle", short(label)));
-  for (const [place, label] of high.labels) svg.append(text(40, EDGE + (1 - place) * HEIGHT + 4, "end", short(label)));
+  svg.append(shape("line", { x1: SIDE, x2: SIDE, y1: EDGE, y2: EDGE + HEIGHT }), shape("line", { x1: SIDE, x2: WIDTH, y1: EDGE + HEIGHT + 6, y2: EDGE + HEIGHT + 6 }));
+  for (const [place, label] of wide.labels) svg.append(text(toX(place), EDGE + HEIGHT + 20, place === 0 ? "start" : place === 1 ? "end" : "middle", short(label)));
+  for (const [place, label] of high.labels) svg.append(text(SIDE - 4, EDGE + (1 - place) * HEIGHT + 4, "end", label));
   const known = runs.filter(({ at }) => across.values[at] !== null && target.values[at] !== null);
   if (across.whole && target.goal) svg.append(bestSoFar(known, across, target, x, y));
   for (const run of known) {
