@@ -85,8 +85,8 @@ class JobPage:
 
 def get(session: Session, job_id: str) -> Job:
     rows = _job().rows(session, {"job_id": job_id})
-    job = JOB_ROWS.make(rows[0]) if rows else None
-    if job is None or job.project_id in hidden_projects(session):
+    job, hidden = JOB_ROWS.make(rows[0]) if rows else None, hidden_projects(session)  # asked for a made-up id, too
+    if job is None or job.project_id in hidden:
         raise JobNotFound(job_id)
     record_read(job.project_id, f"job {job.id}")
     return job

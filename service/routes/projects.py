@@ -73,7 +73,7 @@ def update_project(
 @router.delete("/{project_id}", status_code=204)
 def delete_project(session: WriteSession, app_state: AppStateDep, caller: Caller, project_id: str) -> None:
     """Delete a project with all its jobs, of which none may be waiting or running, or belong to others."""
-    require_owner_of_all(session, app_state, caller, project_id)
+    require_owner_of_all(session, app_state, caller, queries.project(session, project_id).id)
     projects.delete(session, project_id)
 
 

@@ -89,7 +89,6 @@ def _find(app_state: AppState, name: str, of: str, *, to_enter: bool) -> tuple[P
     refusal: GradientError = Unauthorized("The key belongs to no API key: `gradient-cli ssh-config` adds it.")
     with app_state.database.read() as session:
         member = select(Job.id).where(queries.array_condition(name.replace(".", "_"))).order_by(Job.array_index)
-        job = queries.get(session, session.scalar(member) or name)
         keys = select(SshKey.key_id).where(SshKey.fingerprint == of).order_by(SshKey.created_at)
         for key_id in session.scalars(keys).all():
             try:
@@ -98,7 +97,8 @@ def _find(app_state: AppState, name: str, of: str, *, to_enter: bool) -> tuple[P
                     raise KeyRefused(f"The API key {key.id} may only read.")
                 caller = Principal(key.id, key.name)
                 with seeing_as(viewer_of(app_state, key.id)):
-                    require_owner(session, app_state, caller, queries.get(session, job.id).id)
+                    job = queries.get(session, session.scalar(member) or name)
+                    require_owner(session, app_state, caller, job.id)
             except GradientError as error:
                 refusal = error
             else:

@@ -154,18 +154,23 @@ def make_form(spec: dict, archive: bytes) -> dict[str, tuple]:
 
 
 @contextmanager
-def record_statements(database: Database) -> Iterator[list[tuple[str, Any]]]:
-    """Record each statement sent to the database while the block lasts, with its parameters."""
+def record_statements(database: Database, when: Callable[[], object] = lambda: True) -> Iterator[list[tuple[str, Any]]]:
+    """Record each statement sent to the database while the block lasts, with its parameters.
+
+    `when`: says in the thread that sends a statement whether it counts.
+    """
     statements: list[tuple[str, Any]] = []
 
     def note(_connection, _cursor, statement, parameters, _context, _many) -> None:
-        statements.append((statement, parameters))
+        if when():
+            statements.append((statement, parameters))
 
     driver_parameters = prepared._Compiled.driver_parameters
 
     def note_prepared(compiled, values):
         parameters = driver_parameters(compiled, values)
-        statements.append((compiled.text, parameters))
+        if when():
+            statements.append((compiled.text, parameters))
         return parameters
 
     event.listen(database.engine, "before_cursor_execute", note)

@@ -43,7 +43,7 @@ def create_project(
 @router.post("/projects/{project_id}/deleteProject", status_code=204, name="original_delete_project")
 def delete_project(session: WriteSession, app_state: AppStateDep, caller: Caller, project_id: str) -> None:
     """Delete a project and its jobs, once all of them have ended."""
-    require_owner_of_all(session, app_state, caller, project_id)
+    require_owner_of_all(session, app_state, caller, queries.project(session, project_id).id)
     projects.delete(session, project_id)
 
 

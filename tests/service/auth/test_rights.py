@@ -1,18 +1,22 @@
-"""The table of rights: every route, asked in each role about two closed projects with the same content."""
+"""The table of rights: each role at every route, MCP tool and ssh user name of two closed projects of like content."""
 
+import asyncio
 import re
+from functools import partial
 from pathlib import Path
 
+import asyncssh
 import pytest
 from fastapi.routing import iter_route_contexts
 from sqlalchemy import update
-from support.live_service import make_form, make_job_body, make_zip
+from support.free_port import free_port
+from support.live_service import make_form, make_job_body, make_zip, record_statements
 from support.retention_jobs import RetentionJobs
 
 from core.db.database import now
-from core.db.models.credentials import ApiKey
+from core.db.models.credentials import ApiKey, SshKey
 from core.jobs.tracking import metrics
-from core.security import api_keys
+from core.security import api_keys, visibility
 from core.security.key_rights import KeyRights
 
 RIGHTS = Path(__file__).with_name("rights.txt")
@@ -45,6 +49,8 @@ RULES = {
     "owner": "401 401 401 403 403 403 403 403 403 ok",  # what belongs to nobody's project: its owner and administrators
 }
 """What each column gets. same: what a made-up id gets; missing: that, and 404; ok: neither 401 nor 403."""
+REFUSALS = {"403": "may only read|Only the owner", "404": "No such (job|project)"}
+"""Errors of MCP tools by the status of the answer of which they tell."""
 HANDSHAKE = {
     "connection": "upgrade",
     "upgrade": "websocket",
@@ -144,6 +150,19 @@ QUERIES = {
     "original_get_jobs": lambda ids: {"projectId": ids["project_id"]},
     "show_form": lambda ids: {"clone": ids["job_id"]},
 }
+NEW_JOB = ("preview_job", "submit_job")
+TOOLS = {
+    **dict.fromkeys(("whoami", "list_machine_types", "list_jobs"), lambda _ids: {}),
+    **dict.fromkeys(("show_job", "read_log", "read_metrics", "list_artifacts"), lambda ids: {"job_id": ids["job_id"]}),
+    "read_artifact": lambda ids: {"job_id": ids["job_id"], "path": "main.py"},
+    "stop_job": lambda ids: {"job_id": ids["other_id"]},
+    **dict.fromkeys(
+        NEW_JOB,
+        lambda ids: {"command": "true", "machine_type": "CPU", "options": {"project_id": ids["project_id"]}},
+    ),
+}
+"""Arguments of the MCP tools."""
+BESIDE_ROUTES = {"TOOL", "SSH"}  # rows of the table that are no routes
 
 
 def routes(app):
@@ -180,6 +199,10 @@ class World:
             api_keys.revoke(session, self.id_of("revoked"))
             expired = update(ApiKey).where(ApiKey.id == self.id_of("expired"))
             session.execute(expired.values(expires_at=now(-1)))
+            self._ssh_keys = {column: asyncssh.generate_private_key("ssh-ed25519") for column in COLUMNS}
+            for column in self.keys.keys() & {*COLUMNS}:  # also those that may add none
+                of = self._ssh_keys[column].get_fingerprint()
+                session.add(SshKey(fingerprint=of, key_id=self.id_of(column), created_at=now()))
         self._stores.keys.clear()
         for project in (self.red, self.blue):
             self.close(project)
@@ -267,6 +290,39 @@ class World:
             **({"data": FORMS[name](ids)} if name in FORMS else {"json": BODIES.get(name, lambda _ids: None)(ids)}),
         )
 
+    def post_tool(self, column, write, method, **params):
+        headers = self.headers(column) | {"accept": "application/json, text/event-stream"}
+        message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        return self._client.post("/mcp", params={"write": write}, headers=headers, json=message)
+
+    def call(self, column, tool, ids):
+        """Call a tool, twice if it changes something; return the status that the answer amounts to, and the answer."""
+        write, arguments = tool in {"submit_job", "stop_job"}, TOOLS[tool](ids)
+        for step in [NEW_JOB[0], tool] if tool in NEW_JOB[1:] else [tool] * (1 + write):
+            answer = self.post_tool(column, write, "tools/call", name=step, arguments=arguments)
+            result = answer.json().get("result")
+            if result is None or result["isError"]:
+                break
+            arguments = arguments | {"confirm_token": result["structuredContent"].get("confirm_token")}
+        if result is None or not result["isError"]:
+            return str(answer.status_code), answer
+        [status] = [status for status, text in REFUSALS.items() if re.search(text, answer.text)] or [answer.text]
+        return status, answer
+
+    def enter(self, column, name):
+        """Sign in by ssh as a user of this name; return the refusal, None: there is none."""
+
+        async def connect():
+            options = {"username": name, "client_keys": self._ssh_keys[column], "known_hosts": None, "config": None}
+            async with asyncssh.connect("127.0.0.1", self._stores.settings.ssh.port, **options):
+                pass
+
+        try:
+            asyncio.run(connect())
+        except asyncssh.PermissionDenied as error:
+            return str(error).replace(name, "NAME")
+        return None
+
 
 def made_up(ids):
     """Ids of the same shape that nothing has."""
@@ -283,6 +339,12 @@ def normal(answer, ids):
     changing = {"date", "x-request-id", "content-length", "content-security-policy", "retry-after"}
     headers = {name: value for name, value in answer.headers.items() if name not in changing}
     return answer.status_code, headers, text
+
+
+@pytest.fixture
+def settings(settings):
+    settings.ssh.port = free_port()
+    return settings
 
 
 @pytest.fixture
@@ -317,7 +379,8 @@ def check(world, route, column, expected):
 def test_every_route_gives_each_role_what_the_table_of_rights_says(app, world):
     rights, wrong = table(), []
     every = sorted(routes(app), key=lambda route: (bool(DESTROYING.search(route[2])), route[0] != "GET"))
-    assert {(method, path) for method, path, _ in every} == rights.keys(), "a route without a row, or a row without one"
+    rows = {row for row in rights if row[0] not in BESIDE_ROUTES}
+    assert {(method, path) for method, path, _ in every} == rows, "a route without a row, or a row without one"
     for number, route in enumerate(every):
         columns = [*zip(COLUMNS, RULES[rights[route[:2]]].split(), strict=True)]
         # Of the three that are nobody, each route is asked by one: test_every_route.py asks for more of them.
@@ -325,3 +388,62 @@ def test_every_route_gives_each_role_what_the_table_of_rights_says(app, world):
             if (problem := check(world, route, column, outcome)) is not None:
                 wrong.append(f"{route[0]} {route[1]} {column}: {outcome} expected, but {problem}")
     assert not wrong, "\n".join(wrong)
+
+
+SSH_NAMES = [name for method, name in table() if method == "SSH"]
+
+
+def cells(kind):
+    """Yield each row of the table of this kind with a column and what it gets."""
+    for (method, name), rule in table().items():
+        for column, expected in zip(COLUMNS, RULES[rule].split(), strict=True) if method == kind else ():
+            yield name, column, expected
+
+
+def test_every_tool_gives_each_role_what_the_table_of_rights_says(world):
+    listed = world.post_tool("maintainer", "true", "tools/list").json()["result"]["tools"]
+    assert {tool["name"] for tool in listed} == TOOLS.keys() == {name for name, *_ in cells("TOOL")}
+    wrong, invented = [], made_up(world.red)
+    for tool, column, expected in cells("TOOL"):
+        got, answer = world.call(column, tool, world.red)
+        if expected in {"same", "missing"}:
+            same = normal(answer, world.red) == normal(world.call(column, tool, invented)[1], invented)
+            leaks = [value for name, value in world.red.items() if name != "receiver" and value in answer.text]
+            right = same and got == ("200" if expected == "same" else "404") and (not leaks or expected == "missing")
+        else:
+            right = got == {"ok": "200"}.get(expected, expected)
+        if not right:
+            wrong.append(f"{tool} {column}: {expected} expected, but {got} {answer.text}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_ssh_lets_each_role_into_the_jobs_that_the_table_of_rights_says(world):
+    invented, wrong = made_up(world.red), []
+    for name, column, expected in cells("SSH"):
+        refusal = world.enter(column, name.format_map(world.red))
+        if (refusal is None) != (expected == "ok"):
+            wrong.append(f"{name} {column}: {expected} expected, but {refusal}")
+        elif refusal is not None and refusal != world.enter(column, name.format_map(invented)):
+            wrong.append(f"{name} {column}: {refusal} tells it from a made-up id")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("column", ["stranger", "limited"])
+def test_what_is_hidden_costs_the_statements_of_a_made_up_id(app, world, database, column):
+    rights, hidden, invented, differ = table(), world.red, made_up(world.red), []
+    asked = [
+        (route[:2], partial(world.ask, column, *route))
+        for route in routes(app)
+        if "missing" in RULES[rights[route[:2]]] and route[0] != "WEBSOCKET"
+    ]
+    asked += [(name, lambda ids, name=name: world.enter(column, name.format_map(ids))) for name in SSH_NAMES]
+    for what, ask in asked:
+        sent = []
+        for ids in (invented, hidden, invented):  # the first one fills caches
+            with record_statements(database, visibility._viewer.get) as statements:  # of requests, not of other work
+                ask(ids)
+            sent.append([text for text, _ in statements])
+        if sent[1] != sent[2] or not sent[1]:
+            differ.append(f"{what}: {sent[1]}, made up: {sent[2]}")
+    assert len(asked) > len(SSH_NAMES)
+    assert not differ, "\n".join(differ)
