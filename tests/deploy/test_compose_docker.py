@@ -88,7 +88,8 @@ def start_worker(client, server, home):
 
 def cli(client, worker, *words, code=0):
     asked = client.exec_create(worker, [f"{sys.prefix}/bin/gradient-cli", *words], user=WORKER["user"])
-    output = client.exec_start(asked["Id"]).decode()
+    # What it prints, before what it says: they are two streams, whose parts come in any order.
+    output = b"".join(part for part in client.exec_start(asked["Id"], demux=True) if part).decode()
     assert client.exec_inspect(asked["Id"])["ExitCode"] == code, output
     return output
 
@@ -103,7 +104,7 @@ def test_jobs_run_in_the_engines_containers_fenced_and_outlive_their_worker(dock
     assert stored.read_bytes() == b"weights\n"
     rules = subprocess.run([*docker_server.network, "iptables", "-S"], capture_output=True, text=True, check=True)
     assert "-j GRADIENT-IN-" in rules.stdout, "the engine set them: this worker may not"
-    job_id = cli(client, worker, *create, COUNTS, "--detach").split()[-1]
+    job_id = cli(client, worker, *create, COUNTS, "--detach").split()[0]
     wait_until(lambda: "line 10\n" in cli(client, worker, "jobs", "logs", job_id), "its first lines")
     client.remove_container(worker, force=True)
     worker = start_worker(client, docker_server, home)

@@ -249,7 +249,7 @@ def test_the_command_line_gets_a_key_for_a_code_that_the_browser_shows(browser, 
     def own():
         return httpx.get(f"{url}/keys/self", headers={"x-api-key": key})
 
-    assert own().json()["name"].startswith("gradient-cli on ")
+    assert own().json()["name"].startswith("client on ")
     assert own().json()["administrator"]
     made = audit(service, action="key_created", address="127.0.0.1")
     assert own().json()["id"] in made[-1]["target"]

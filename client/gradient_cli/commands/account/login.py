@@ -66,7 +66,7 @@ def _sign_in(api: Api) -> str:
     page = f"{api.url}/ui/login/cli"
     terminal.print_message(f"sign in at {page}, and enter the code that it shows")
     webbrowser.open(page)
-    return str(api.exchange_code(_prompt("code", "Code: "), f"gradient-cli on {socket.gethostname()}")["key"])
+    return str(api.exchange_code(_prompt("code", "Code: "), f"client on {socket.gethostname()}")["key"])
 
 
 def _can_prompt() -> bool:

@@ -10,6 +10,7 @@ from core.db.database import now
 from core.db.models.jobs import Job
 from core.jobs import cloud_resources
 from core.jobs.cloud_resources import CloudResource
+from core.jobs.costs import amounts
 from core.jobs.scheduling import claims
 from core.jobs.scheduling.claims import WorkerOffer
 from worker.database_resource_inventory import DatabaseResourceInventory
@@ -63,14 +64,14 @@ def test_another_attempts_are_unowned(inventory, job):
 
 def billed_seconds(database, job):
     with database.read() as session:
-        return cloud_resources.costs_of_jobs(session, [job])[job.id] * 3600 / job.price_per_hour
+        return amounts.of_jobs(session, [job.id])[job.id][0] * 3600 / job.price_per_hour
 
 
 def test_it_bills_from_ready_until_it_is_deleted(inventory, job, database):
     entry = inventory.record_intent("tpu_node", NAME, job_id=job.id, attempt=1)
     assert billed_seconds(database, job) == 0.0
     with database.read() as session:
-        assert cloud_resources.costs_of_jobs(session, []) == {}
+        assert amounts.of_jobs(session, []) == {}
     current = time.time()
     inventory.record_billing(entry, until=current)
     inventory.record_billing(entry, since=current - 1000)
@@ -97,9 +98,9 @@ def test_a_spot_device_has_its_own_price_and_no_cost_is_lost(inventory, job, dat
         session.execute(update(Job).values(deleted_at=now(), simulated=False))
     with database.read() as session:
         moment = datetime.fromtimestamp(current, UTC)
-        total = cloud_resources.total_cost(session, moment - timedelta(seconds=1800), moment)
+        total = cloud_resources.total_cost(session, moment - timedelta(seconds=1800))
         assert total == pytest.approx(job.price_per_hour * 1.25 / 2)
-        assert cloud_resources.total_cost(session, moment + timedelta(seconds=1), moment) == 0
+        assert cloud_resources.total_cost(session, moment + timedelta(seconds=1)) == 0
 
 
 def test_a_resource_of_an_unknown_job_is_not_recorded(inventory):
