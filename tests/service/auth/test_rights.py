@@ -48,7 +48,7 @@ RULES = {
     "change": "401 401 401 missing missing 403 403 403 ok ok",  # what the author or a maintainer may
     "owner": "401 401 401 403 403 403 403 403 403 ok",  # what belongs to nobody's project: its owner and administrators
 }
-"""What each column gets. same: what a made-up id gets; missing: that, and 404; ok: neither 401 nor 403."""
+"""Answers that each column gets. same: what a made-up id gets; missing: that, and 404; ok: neither 401 nor 403."""
 REFUSALS = {"403": "may only read|Only the owner", "404": "No such (job|project)"}
 """Errors of MCP tools by the status of the answer of which they tell."""
 HANDSHAKE = {
