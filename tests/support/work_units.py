@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 _TESTS = Path(__file__).parents[1]
 _UNITS = {
@@ -36,6 +37,21 @@ _seconds: dict[str, float] = defaultdict(float)  # of each file
 class UnitScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return _unit(nodeid.partition("::")[0].removeprefix(f"{_TESTS.name}/"))
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Hand on what a process that died had not begun, and return the test that it died in.
+
+        xdist hands on its finished units, too, and a process that is given one of these waits for ever.
+        """
+        units = self.assigned_work[node]
+        crashed = next((test for unit in units.values() for test, is_done in unit.items() if not is_done), None)
+        for scope, unit in list(units.items()):
+            if crashed in unit:
+                unit[crashed] = True
+            if all(unit.values()):
+                del units[scope]
+        super().remove_node(node)
+        return crashed
 
 
 def _unit(path: str) -> str:
