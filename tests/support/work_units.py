@@ -1,6 +1,7 @@
 """A pytest plugin for `--dist loadscope`: what is costly to start is started once, and long tests begin first."""
 
 import math
+import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +33,8 @@ SECONDS_FILE = Path(__file__).with_name("unit_seconds.txt")
 """Measured by `make test-seconds`: the seconds of each unit that takes at least five; the longest begin first."""
 _LEAST_SECONDS = 5.0
 _seconds: dict[str, float] = defaultdict(float)  # of each file
+_deaths: dict[str, list[str]] = defaultdict(list)
+"""How the test processes ended that died, by the test that each was in."""
 
 
 class UnitScheduling(LoadScopeScheduling):
@@ -39,19 +42,30 @@ class UnitScheduling(LoadScopeScheduling):
         return _unit(nodeid.partition("::")[0].removeprefix(f"{_TESTS.name}/"))
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Hand on what a process that died had not begun, and return the test that it died in.
+        """Hand on what a process that died had not finished; return the test in which a second process died.
 
         xdist hands on its finished units, too, and a process that is given one of these waits for ever.
         """
         units = self.assigned_work[node]
-        crashed = next((test for unit in units.values() for test, is_done in unit.items() if not is_done), None)
+        test = next((test for unit in units.values() for test, is_done in unit.items() if not is_done), None)
+        died_twice = test is not None and test in _deaths
+        if test is not None:
+            _deaths[test].append(_ending(node))
         for scope, unit in list(units.items()):
-            if crashed in unit:
-                unit[crashed] = True
+            if died_twice and test in unit:
+                unit[test] = True
             if all(unit.values()):
                 del units[scope]
         super().remove_node(node)
-        return crashed
+        return test if died_twice else None
+
+
+def _ending(node: WorkerController) -> str:
+    """Return how the process of a node ended: its exit code, or the signal as a negative number."""
+    try:
+        return str(node.gateway._io.popen.wait(5))
+    except subprocess.TimeoutExpired:
+        return "its connection"
 
 
 def _unit(path: str) -> str:
@@ -82,6 +96,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for test, endings in _deaths.items():
+        terminalreporter.write_sep("=", f"A TEST PROCESS DIED ({', '.join(endings)}) in {test}", red=True)
     folders = _sum_by(lambda path: path.rpartition("/")[0])
     longest = ", ".join(f"{folder or '.'} {seconds:.0f}" for folder, seconds in folders if seconds >= 1)
     if longest:
