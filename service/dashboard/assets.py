@@ -1,12 +1,14 @@
 """Style sheet and scripts, served from memory under an address that changes with their content."""
 
 import hashlib
+import re
 from collections.abc import Iterator
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 from fastapi import Request
 from fastapi.responses import Response
+from markupsafe import Markup
 from starlette.exceptions import HTTPException
 
 from service.http.responses.static_content import StaticContent
@@ -32,6 +34,11 @@ def _suffix(name: str) -> str:
 
 _VENDOR = "vendor/"
 _ASSETS = dict(_load_assets(files("service.dashboard").joinpath("static")))
+ICONS = {
+    name: Markup(drawing)
+    for name, drawing in re.findall('<symbol id="(.+?)">(.+)</symbol>', _ASSETS["vendor/lucide-0.460.0.svg"].decode())
+}
+"""Drawings by name, to be included in pages."""
 _DOT = b"#ffd166"
 _STATE_DOTS = {"pending": b"#f2c15c", "running": b"#4da3ff", "succeeded": b"#3ddc84", "failed": b"#ff5a4f"}
 _ASSETS |= {

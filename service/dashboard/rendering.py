@@ -24,7 +24,7 @@ from core.formatting import (
 )
 from core.jobs.reasons import CANNOT_START
 from core.search.query_text import quote as quote_term
-from service.dashboard.assets import MODULES, asset_url
+from service.dashboard.assets import ICONS, MODULES, asset_url
 from service.presenters.jobs import STATE_WORDS
 
 PAGE_HEADERS = {
@@ -126,6 +126,11 @@ def strip_colours(text: str) -> str:
     return _COLOURS.sub("", text)
 
 
+def icon(name: str) -> Markup:
+    """Return the drawing of an icon, which says nothing to screen readers."""
+    return Markup('<svg class="icon" viewBox="0 0 24 24" aria-hidden="true">{}</svg>').format(ICONS[name])
+
+
 def job_url(job_id: str, rest: str = "", **query: str | int | None) -> str:
     """Return the address of a job's page, or of one below it, leaving out parameters that are None or empty."""
     return _with_query(f"/ui/jobs/{quote(job_id, safe='')}{rest}", query)
@@ -174,7 +179,18 @@ def _with_query(path: str, query: Mapping[str, str | int | None]) -> str:
     return f"{path}?{given}" if given else path
 
 
-_ADDRESSES = (artifact_url, job_url, jobs_url, lines_url, new_job_url, project_url, runs_url, settings_url, zip_url)
+_FUNCTIONS = (
+    artifact_url,
+    icon,
+    job_url,
+    jobs_url,
+    lines_url,
+    new_job_url,
+    project_url,
+    runs_url,
+    settings_url,
+    zip_url,
+)
 
 
 def _create_environment() -> Environment:
@@ -207,7 +223,7 @@ def _create_environment() -> Environment:
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= _CONSTANTS | {
         "server_time": lambda: iso_time(datetime.now(UTC)),
-        **{function.__name__: function for function in _ADDRESSES},
+        **{function.__name__: function for function in _FUNCTIONS},
     }
     return environment
 

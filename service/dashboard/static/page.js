@@ -8,7 +8,7 @@ import { keepFresh, onChange, stayOnPage } from "./live.js";
 import { showLog } from "./log/viewer.js";
 import { listenForKeys } from "./palette.js";
 import { selectRows } from "./table.js";
-import { switchTimes, tellTimes } from "./times.js";
+import { tellTimes } from "./times.js";
 
 function enliven(part) {
   tellTimes(part);
@@ -18,7 +18,17 @@ function enliven(part) {
 enliven(document);
 onChange(enliven);
 setInterval(() => tellTimes(document), 10_000);
-document.querySelectorAll("[data-times-switch]").forEach(switchTimes);
+
+document.addEventListener("click", ({ target }) => {
+  if (target.closest("[data-switch=times]")) tellTimes(document);
+  for (const menu of document.querySelectorAll(".menu[open]")) if (!menu.contains(target)) menu.open = false;
+});
+document.addEventListener("keydown", ({ key, target }) => {
+  const menu = key === "Escape" && target.closest(".menu[open]");
+  if (!menu) return;
+  menu.open = false;
+  menu.querySelector("summary").focus();
+});
 
 const table = document.querySelector("[data-table]");
 if (table) selectRows(table);

@@ -20,6 +20,11 @@ export function listenForKeys() {
       openPalette();
     } else if (isCommand(event)) command(event);
   });
+  document.getElementById("go-to").addEventListener("click", (event) => {
+    event.preventDefault();
+    openPalette();
+  });
+  document.getElementById("show-keys").addEventListener("click", openHelp);
 }
 
 function command(event) {

@@ -1,40 +1,38 @@
-// Light, dark, or as the system has it: remembered in this browser. Not a module: it runs before the page is drawn.
+// What this browser remembers of the look of pages, the first value being the default. Not a module: it runs before the
+// page is drawn.
 
 (() => {
   const root = document.documentElement;
-  const shown = { system: "◐", light: "☀", dark: "☾" };
-  const names = Object.keys(shown);
+  const values = { theme: ["system", "light", "dark"], density: ["comfortable", "compact"], times: ["ages", "dates"] };
 
-  function remembered() {
+  function remembered(kind) {
     try {
-      const name = localStorage.getItem("theme");
-      return names.includes(name) ? name : "system";
+      const value = localStorage.getItem(kind);
+      if (values[kind].includes(value)) return value;
     } catch {
-      return "system";
+      // Nothing is remembered here.
     }
+    return values[kind][0];
   }
 
-  function apply(name) {
-    root.dataset.theme = name;
-    for (const button of document.querySelectorAll("[data-theme-switch]")) {
-      button.textContent = shown[name];
-      button.title = `Theme: ${name}`;
-      button.setAttribute("aria-label", button.title);
-    }
+  function apply(kind, value) {
+    root.dataset[kind] = value;
+    for (const shown of document.querySelectorAll(`[data-switch="${kind}"] b`)) shown.textContent = value;
   }
 
-  apply(remembered());
+  for (const kind of Object.keys(values)) apply(kind, remembered(kind));
   document.addEventListener("DOMContentLoaded", () => {
-    apply(remembered());
-    for (const button of document.querySelectorAll("[data-theme-switch]")) {
+    for (const kind of Object.keys(values)) apply(kind, root.dataset[kind]);
+    for (const button of document.querySelectorAll("[data-switch]")) {
       button.addEventListener("click", () => {
-        const next = names[(names.indexOf(root.dataset.theme) + 1) % names.length];
+        const kind = button.dataset.switch;
+        const next = values[kind][(values[kind].indexOf(root.dataset[kind]) + 1) % values[kind].length];
         try {
-          localStorage.setItem("theme", next);
+          localStorage.setItem(kind, next);
         } catch {
           // It is applied, and forgotten with the page.
         }
-        apply(next);
+        apply(kind, next);
       });
     }
   });

@@ -31,25 +31,6 @@ export function exactTime(date) {
   return `${day(date)} ${clock(date)} ${zone(date)}`;
 }
 
-function absolute() {
-  try {
-    return localStorage.getItem("times") === "absolute";
-  } catch {
-    return false;
-  }
-}
-
-export function switchTimes(button) {
-  button.addEventListener("click", () => {
-    try {
-      localStorage.setItem("times", absolute() ? "relative" : "absolute");
-    } catch {
-      return;
-    }
-    tellTimes(document);
-  });
-}
-
 export function tellTimes(root) {
   const now = Date.now() + CORRECTION;
   for (const element of root.querySelectorAll("time[datetime]")) {
@@ -62,7 +43,7 @@ export function tellTimes(root) {
     const length = step && `${Math.floor(far / step[1])} ${step[2]}`;
     const told = coming ? `in ${length}` : `${length} ago`;
     const near = coming ? (far < LATE ? "later than estimated" : "soon") : "just now";
-    const text = !step || absolute() ? `${day(date)} ${clock(date).slice(0, 5)} ${zone(date)}` : far < 5 ? near : told;
+    const text = !step || document.documentElement.dataset.times === "dates" ? `${day(date)} ${clock(date).slice(0, 5)} ${zone(date)}` : far < 5 ? near : told;
     if (element.textContent !== text) element.textContent = text;
   }
 }

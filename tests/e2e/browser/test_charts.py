@@ -319,7 +319,7 @@ def test_charts_take_the_colours_of_the_theme(service, browser, trained):
     for theme in ("light", "dark"):
         browser.wait_for(
             f"document.documentElement.dataset.theme === '{theme}' || "
-            "(document.querySelector('[data-theme-switch]').click(), false)"
+            "(document.querySelector('[data-switch=theme]').click(), false)"
         )
         browser.wait_for(f"{LOSS}.chart.plot.axes[0].stroke().startsWith('rgb(')")
         values = browser.evaluate(pixels)

@@ -202,8 +202,9 @@ def test_the_palette_finds_names_that_look_like_ids_and_beginnings_of_ids(browse
 @pytest.mark.parametrize("theme", THEMES)
 def test_the_theme_is_remembered(service, browser, theme):
     browser.evaluate("localStorage.clear()")
+    browser.click("#account summary")
     for _ in range(1 + THEMES.index(theme)):
-        browser.click("[data-theme-switch]")
+        browser.click("[data-switch=theme]")
     browser.open(f"{service.cli_json['url']}/ui/machines")
     assert browser.evaluate("document.documentElement.dataset.theme") == theme
     bright = "parseInt(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]) > 128"

@@ -188,12 +188,13 @@ def test_times_are_local_name_their_zone_and_become_dates_by_a_switch(service, b
     old = '<time id="old" datetime="2026-07-01T00:00:00Z">2026</time><time id="new">now</time>'
     browser.evaluate(f"document.querySelector('h1').insertAdjacentHTML('afterend', {json.dumps(old)})")
     browser.evaluate("document.getElementById('new').dateTime = new Date().toISOString()")
+    browser.click("#account summary")
     for _ in range(2):
-        browser.click("[data-times-switch]")
+        browser.click("[data-switch=times]")
         browser.wait_for("/^\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d P[DS]T$/.test(document.getElementById('new').innerText)")
         assert browser.text("#old") == "2026-06-30 17:00 PDT"
         assert browser.evaluate("document.getElementById('old').title") == "2026-06-30 17:00:00 PDT"
-        browser.click("[data-times-switch]")
+        browser.click("[data-switch=times]")
         browser.wait_for("/now|ago/.test(document.getElementById('new').innerText)")
 
 

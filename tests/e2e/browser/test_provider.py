@@ -108,13 +108,14 @@ def test_signing_in_and_out(browser, provider, url):
     provider.set_user("ada@lab.example", "red")
     sign_in(browser, url, "ada@lab.example")
     browser.wait_for("location.pathname === '/ui/jobs'")
-    assert "ada@lab.example" in browser.text("form.account")
+    browser.click("#account summary")
+    assert "ada@lab.example" in browser.text("#account")
     asked = provider.asked()
     assert (asked["redirect_uri"], asked["response_type"]) == (f"{url}/ui/login/callback", "code")
     assert (asked["code_challenge_method"], len(asked["code_challenge"])) == ("S256", 43)
     assert asked["nonce"]
     assert asked["state"]
-    browser.click("form.account button")
+    browser.click("#account form button")
     browser.wait_for(f"location.href.startsWith('{provider.url}/oauth2/end_session')")
     browser.open(f"{url}/ui/jobs")
     assert "Sign in" in browser.text("h1")
