@@ -11,10 +11,11 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Attempt, Job
 from core.errors import SpecInvalid
 from core.jobs import queries
+from core.jobs.costs import limits
 from service.app_state import AppState
 from service.auth.authentication import Principal
 from service.auth.ownership import changeable
-from service.dashboard.lists.now_page import times_left
+from service.dashboard.job.progress import Progress, read_progress
 from service.dashboard.rendering import render_page
 from service.presenters.jobs import job_view, views_with_waits
 from service.presenters.outputs.explanations import explanation_of
@@ -40,7 +41,8 @@ class JobHeader:
     attempts: Sequence[Attempt]  # its attempts if there are, or may be, several; oldest first
     attempt: int | None  # number of the earlier attempt that is shown; None: the latest
     may_change: bool
-    time_left: tuple[float | None, bool]  # seconds, and True if they are those of its time limit
+    progress: Progress | None
+    most_seconds_left: float | None  # by its time limit, ceiling or budget
 
     @property
     def number(self) -> int:
@@ -71,8 +73,12 @@ def read_header(
     attempts = queries.attempts(session, row.id) if several else []
     earlier = attempt if attempt != row.attempt else None
     may_change = bool(changeable(session, app_state, caller.id, [(row.submitted_by, row.project_id)]))
-    left = times_left(session, [row], datetime.now(UTC))[row.id] if view.state == "Running" else (None, False)
-    return JobHeader(row, view, attempts, earlier, may_change, left)
+    progress, limit = None, None
+    if view.state == "Running":
+        progress, limit = read_progress(session, app_state, row, view.params), limits.deadline(row)
+    ran = (datetime.now(UTC) - row.started_at).total_seconds() if row.started_at else 0.0
+    most = None if limit is None else max(0.0, limit.seconds - ran)
+    return JobHeader(row, view, attempts, earlier, may_change, progress, most)
 
 
 def render_job_page(
@@ -83,7 +89,6 @@ def render_job_page(
     **values: Any,  # noqa: ANN401 - what the template shows
 ) -> HTMLResponse:
     job = header.job
-    seconds_left, by_limit = header.time_left
     return render_page(
         template,
         caller=caller,
@@ -94,8 +99,8 @@ def render_job_page(
         attempt=header.attempt,
         job_attempts=header.attempts,
         began_at=header.began_at,
-        seconds_left=seconds_left,
-        by_limit=by_limit,
+        progress=header.progress,
+        most_seconds_left=header.most_seconds_left,
         no_tensorboard=unavailable(app_state.settings),
         explanation=explanation_of(app_state.logs, job),
         **values,
