@@ -9,7 +9,8 @@ FAULTS = """axe.run({resultTypes: ["violations"]}).then(({violations}) =>
     violations.map(({id, help, nodes}) => [id, help, nodes.slice(0, 3).map((node) => node.html)]))"""
 TOO_WIDE = """[document.documentElement, ...document.querySelectorAll("main section")]
     .filter((box) => box.scrollWidth > box.clientWidth + 1).map((box) => `too wide: ${box.outerHTML.slice(0, 200)}`)"""
-TOO_LOW = """[...document.querySelectorAll("main.job-page .tabs + *")].map((content) => content.getBoundingClientRect().top)
+TOO_LOW = """[...document.querySelectorAll("main.job-page .tabs + *")]
+    .map((content) => content.getBoundingClientRect().top)
     .filter((top) => top > 140 && innerWidth > 720).map((top) => `content begins at ${top} px`)"""
 OTHER_ORIGINS = """performance.getEntriesByType("resource").map((entry) => entry.name)
     .filter((name) => !name.startsWith(location.origin) && !name.startsWith("data:"))"""
