@@ -11,7 +11,7 @@ TOO_WIDE = """[document.documentElement, ...document.querySelectorAll("main sect
     .filter((box) => box.scrollWidth > box.clientWidth + 1).map((box) => `too wide: ${box.outerHTML.slice(0, 200)}`)"""
 TOO_LOW = """[...document.querySelectorAll("main.job-page .tabs + *")]
     .map((content) => content.getBoundingClientRect().top)
-    .filter((top) => top > 140 && innerWidth > 720).map((top) => `content begins at ${top} px`)"""
+    .filter((top) => top > 140).map((top) => `content begins at ${top} px`)"""
 OTHER_ORIGINS = """performance.getEntriesByType("resource").map((entry) => entry.name)
     .filter((name) => !name.startsWith(location.origin) && !name.startsWith("data:"))"""
 
