@@ -19,6 +19,7 @@ from core.errors import MachineTypeUnknown, SpecInvalid, StoreUnavailable
 from core.jobs.scheduling.shared_repairs import SharedRepairs
 from core.jobs.tracking.metric_limits import MetricLimits
 from core.release import release_version
+from core.security import job_rights
 from core.security.api_keys import ApiKeyCache
 from core.security.sessions import Sessions
 from core.settings import Settings
@@ -199,8 +200,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def _flush_key_usage_loop(app_state: AppState) -> None:
     with suppress(asyncio.CancelledError):
         while True:
-            await asyncio.sleep(_FLUSH_SECONDS)
             await app_state.lanes.changing.run(_flush_key_usage, app_state)
+            await asyncio.sleep(_FLUSH_SECONDS)
 
 
 async def _check_users_loop(app_state: AppState) -> None:
@@ -273,8 +274,10 @@ def _try(app_state: AppState, advance: Callable[[AppState], int]) -> int:
 
 
 def _flush_key_usage(app_state: AppState) -> None:
-    """Store the times of use of keys and sessions."""
+    """Store the times of use of keys and sessions, and whose keys are administrators'."""
     try:
+        with app_state.database.write() as session:
+            job_rights.record_administrators(session, app_state.settings.sign_in.administrators)
         app_state.keys.flush()
         app_state.sessions.flush()
         app_state.record.remove_old()

@@ -21,9 +21,10 @@ from core.errors import SpecInvalid
 
 _READ = "SELECT"
 _HIDDEN = (
-    *("api_keys", "changes", "identities", "notification_deliveries", "notification_receivers", "one_time_tokens"),
-    *("project_members", "saved_views", "sessions", "ssh_keys", "user_keys", "users", "worker_tokens"),
+    *("changes", "identities", "notification_deliveries", "notification_receivers", "one_time_tokens"),
+    *("saved_views", "sessions", "ssh_keys", "users", "worker_tokens"),
 )
+_RIGHTS = ("api_keys", "project_members", "user_keys")
 _READ_ONLY = (
     *("alembic_version", "budgets", "comparison_jobs", "comparisons", "notification_rules", "schedules"),
     *("sweep_trials", "sweeps"),
@@ -42,7 +43,8 @@ state"""
 
 PRIVILEGES = {
     **dict.fromkeys(_HIDDEN, ""),
-    **dict.fromkeys((*_READ_ONLY, "git_logins", "registries", "secrets"), _READ),
+    **dict.fromkeys((*_READ_ONLY, "git_logins", "project_members", "registries", "secrets", "user_keys"), _READ),
+    "api_keys": "SELECT (expires_at, id, revoked_at, rights)",
     "attempts": f"SELECT, INSERT, UPDATE ({_ATTEMPT})",
     "events": "SELECT, INSERT",
     "gpu_allocations": "SELECT, INSERT, DELETE",
@@ -68,7 +70,7 @@ PRIVILEGES = {
 """The rights by table of workers that have the service's folders. They give secrets and logins to their jobs."""
 
 FAR_PRIVILEGES = {
-    **dict.fromkeys((*_HIDDEN, "git_logins", "pending_deletions", "registries", "secrets"), ""),
+    **dict.fromkeys((*_HIDDEN, *_RIGHTS, "git_logins", "pending_deletions", "registries", "secrets"), ""),
     **dict.fromkeys((*_READ_ONLY, "job_dependencies", "projects", "uploaded_files"), _READ),
     "attempts": f"SELECT, UPDATE ({_ATTEMPT})",
     "events": "SELECT, INSERT",

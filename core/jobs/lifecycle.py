@@ -36,6 +36,7 @@ from core.jobs.reasons import INFRASTRUCTURE_FAULTS, REASONS, Reason
 from core.jobs.scheduling import dependencies, nodes
 from core.jobs.spec.labels import check_tags
 from core.jobs.states import OWNED, JobState
+from core.security import job_rights
 from core.security.actor import acting_address, acting_key
 from core.security.visibility import seeing_everything
 
@@ -363,12 +364,9 @@ def stop_follows_end(session: Session, job: Job) -> bool:
 
     By the order of the events, not by their times: a clock may be set back in between.
     """
-    ended = select(func.max(Event.id)).where(
-        Event.job_id == job.id, Event.attempt == job.attempt, Event.kind == "ended"
-    )
-    stops = select(Event.id).where(
-        Event.job_id == job.id, Event.kind == STOP_REQUESTED, Event.id > ended.scalar_subquery()
-    )
+    of_attempt = Event.job_id == job.id, Event.attempt == job.attempt
+    ended = select(func.max(Event.id)).where(*of_attempt, Event.kind == "ended").scalar_subquery()
+    stops = select(Event.id).where(Event.job_id == job.id, Event.kind == STOP_REQUESTED, Event.id > ended)
     return session.scalar(stops.limit(1)) is not None
 
 
@@ -398,7 +396,10 @@ def _release_dependents(session: Session, ended: Job) -> None:
         for job_id, never in dependencies.take(session, before):
             waiting = select(Job).where(Job.id == job_id, Job.state == JobState.QUEUED).with_for_update()
             job = session.scalar(waiting, execution_options={"populate_existing": True})
-            if job is not None and never:
+            lost = None if job is None else job_rights.find_lost(session, job)
+            if job is not None and lost is not None:  # its owner is not told how the other ended, either
+                ends.append(_cancel_queued(session, job, "access_lost", lost.text))
+            elif job is not None and never:
                 ends.append(_cancel_queued(session, job, "dependency_failed", dependencies.describe_end(before)))
             elif job is not None:
                 enqueue_wake(session, job)

@@ -29,8 +29,7 @@ class Reason:
     fault: FaultOwner
     message: str  # text for the user, with what to do next. `{detail}` is replaced with details, if known.
     retry: bool = False
-    # whether it is retried without limit; otherwise faults of the machine or service are retried a few times
-    unlimited: bool = False
+    unlimited: bool = False  # retried without limit; other faults of the machine or service are retried a few times
     guard: str | None = None  # option that has to say `retry` for it to be retried
     never_began: bool = False  # the command is known not to have started, though its start was recorded
 
@@ -140,6 +139,7 @@ _ALL = (
         FaultOwner.USER,
         "The job was waiting for {detail}. Clone it with another --after, or with --after ID:ended to start it anyway.",
     ),
+    Reason("access_lost", S.CANCELLED, FaultOwner.USER, "Not started: {detail}. Ask a maintainer there for a role."),
     Reason(
         "time_limit",
         S.FAILED,

@@ -77,12 +77,11 @@ class Signer:
         """
         return self._timestamp_signer(purpose, text).sign(key_id).decode()
 
-    def verify(self, purpose: str, text: str, stamp: str, seconds: int) -> bool:
-        """Verify a stamp: signature of this text for this purpose, age, and validity of its API key."""
-        return self.key_id(purpose, text, stamp, seconds) is not None
-
     def key_id(self, purpose: str, text: str, stamp: str, seconds: int) -> str | None:
-        """Return the id of the API key that a stamp was issued for; None if `verify` refuses the stamp."""
+        """Verify a stamp: signature of this text for this purpose, age, and validity of its API key.
+
+        Returns the id of the key that it was issued for; None: it is not valid.
+        """
         try:
             key_id = (
                 self._timestamp_signer(purpose, text).unsign(stamp.encode(errors="replace"), max_age=seconds).decode()

@@ -41,6 +41,7 @@ from core.jobs.scheduling.capacity import unusable_gpus
 from core.jobs.scheduling.dependencies import IS_WAITING
 from core.jobs.scheduling.port_allocations import PortRange
 from core.jobs.states import OWNED, WAITING_PHASE, JobState
+from core.security import job_rights
 
 _NO_PORTS = PortRange(1, 0, "")
 _UNLIMITED = 2**31 - 1
@@ -259,19 +260,29 @@ def _free_capacity(session: Session, offer: WorkerOffer) -> _FreeCapacity:
 def _choose_affordable(
     session: Session, offer: WorkerOffer, free: _FreeCapacity, *, lock: bool
 ) -> tuple[Sequence[_Choice], Admission]:
-    """Return what to claim, and what ceilings and budgets allow it; what they allow nothing now is passed over."""
+    """Return what to claim, and what ceilings and budgets allow it; what they allow nothing now is passed over.
+
+    What its owner may no longer have run is cancelled if `lock`.
+    """
     unpaid = ""
     while chosen := _choose(session, offer, free, unpaid, lock=lock):
         jobs = [job_of(row) for seq, _, _ in chosen for row in _JOB.rows(session, {"chosen": seq})]
-        allowed = limits.admit(session, jobs)
+        lost = job_rights.find_lost(session, jobs[0])
+        if lost is not None and lock:
+            _cancel_waiting(session, lost.jobs, "access_lost", lost.text)
+            continue
+        allowed = Admission() if lost is not None else limits.admit(session, jobs)
         if allowed.lacking is None or (allowed.is_spent and not lock):
             return chosen, allowed
         unpaid += f"{allowed.lacking.subject} "
         if allowed.is_spent:
-            waiting = select(Job).where(allowed.lacking.jobs, IS_QUEUED).with_for_update()
-            for job in session.scalars(waiting).all():
-                lifecycle.cancel_queued(session, job, "cost_limit", allowed.lacking.text)
+            _cancel_waiting(session, allowed.lacking.jobs, "cost_limit", allowed.lacking.text)
     return (), Admission()
+
+
+def _cancel_waiting(session: Session, jobs: ColumnElement[bool], reason: str, detail: str) -> None:
+    for job in session.scalars(select(Job).where(jobs, IS_QUEUED).with_for_update()).all():
+        lifecycle.cancel_queued(session, job, reason, detail)
 
 
 def _choose(session: Session, offer: WorkerOffer, free: _FreeCapacity, unpaid: str, *, lock: bool) -> Sequence[_Choice]:

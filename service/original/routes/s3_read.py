@@ -20,10 +20,11 @@ from core.db.models.jobs import Job
 from core.errors import LimitReached, NotFound
 from core.formatting import iso_time, iso_time_ms
 from core.jobs import queries
+from core.security.visibility import see_as
 from core.storage.artifacts.store import ArtifactFile
 from core.storage.retention import OutputKind
 from service.app_state import AppState
-from service.auth.authentication import Principal
+from service.auth.authentication import Principal, viewer_of
 from service.deps import AppStateDep, ReadSession
 from service.http.path_convertor import FILE
 from service.http.responses import file_responses
@@ -68,6 +69,7 @@ async def _admit(request: Request, app_state: AppStateDep, token: Token = "") ->
             403, "InvalidToken", "The provided token is malformed or otherwise invalid, or has expired."
         )
         return
+    see_as(await app_state.lanes.urgent.run(viewer_of, app_state, key_id))
     async with AsyncExitStack() as held:
         admitted: str | Response = job_id
         try:

@@ -10,9 +10,10 @@ from fastapi import Query, Request, Response
 
 from core.errors import Unauthorized
 from core.jobs import queries
+from core.security.visibility import seeing_as
 from core.storage.retention import OutputKind
 from service.app_state import AppState
-from service.auth.authentication import Principal
+from service.auth.authentication import Principal, viewer_of
 from service.deps import AppStateDep, ReadSession
 from service.http.path_convertor import FILE
 from service.http.responses import file_responses
@@ -58,12 +59,14 @@ def read_artifact(
     stamp: Annotated[str, Query(description="from the link that `artifactsList` returned")] = "",
 ) -> Response:
     """Read a file by its signed link, without a key."""
-    if not app_state.signer.verify(_PURPOSE, f"{job_id}/{path}", stamp, LINK_SECONDS):
+    key_id = app_state.signer.key_id(_PURPOSE, f"{job_id}/{path}", stamp, LINK_SECONDS)
+    if key_id is None:
         raise Unauthorized(
             "This link is damaged or older than 8 hours, or its API key is no longer valid. List the job's "
             "artifacts for a new link."
         )
-    job = queries.get(session, job_id)
+    with seeing_as(viewer_of(app_state, key_id)):
+        job = queries.get(session, job_id)
     check_not_removed(session, job, OutputKind.ARTIFACTS)
     opened = app_state.artifacts.open(job.id, job.attempt, path)
     return file_response(request, opened, path)

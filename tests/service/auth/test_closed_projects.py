@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from itertools import product
 
 import pytest
 from sqlalchemy import insert, update
@@ -9,7 +10,8 @@ from support.live_service import make_form, make_job_body, make_zip
 
 from core.db.database import now
 from core.db.models.jobs import GpuAllocation, Job, Worker
-from core.security import users
+from core.security import api_keys, users
+from service.main import _flush_key_usage
 from service.notifications import sender
 from service.submission.schedules import run_due
 
@@ -174,10 +176,15 @@ def test_a_job_waits_for_no_hidden_one_and_ends_with_one_that_it_no_longer_sees(
         other = error(client.post("/jobs", json=make_job_body(**made_up), headers=bob[1]))
         assert (hidden[0], hidden[2].replace(red[1], "ID")) == (other[0], other[2].replace("j0000000000000", "ID"))
     join(bob[0], "viewer")
-    waiting = client.post("/jobs", json=make_job_body(project="bobs", after=[red[1]]), headers=bob[1]).json()["id"]
+    waiting = [
+        client.post("/jobs", json=make_job_body(project="bobs", after=[after]), headers=bob[1]).json()["id"]
+        for after in (red[1], f"{red[1]}:ended")
+    ]
     client.delete(f"{red[0]}/members/{bob[0]}")
     assert client.post(f"/jobs/{red[1]}/stop").status_code == 200
-    assert client.get(f"/jobs/{waiting}", headers=bob[1]).json()["state"] == "Cancelled"
+    shown = [client.get(f"/jobs/{job_id}", headers=bob[1]).json() for job_id in waiting]
+    assert {(job["state"], job["reason"]) for job in shown} == {("Cancelled", "access_lost")}
+    assert all(UNSEEN in job["message"] and red[1] not in job["message"] for job in shown), "not how it ended"
 
 
 def test_the_page_of_a_project_shows_its_members(client, bob, join):
@@ -186,3 +193,72 @@ def test_the_page_of_a_project_shows_its_members(client, bob, join):
     members = page.partition('<dd id="members">')[2].partition("</dd>")[0]
     assert [name in members for name in ("tests", "maintainer", "bob", "viewer")] == [True] * 4
     assert "gradient-cli projects update red --open" in page
+
+
+GONE = "was revoked or has expired"
+UNSEEN = "may no longer see a job that it names"
+BARRED = "may no longer submit to its project"
+OWN = {"own", "retry"}  # jobs in the closed project itself
+LOSSES = {"removed": BARRED, "demoted": BARRED, "key revoked": GONE, "user deleted": GONE, "nothing": None}
+
+
+@pytest.fixture
+def ann(database, add_key, join):
+    """The id and the headers of a key of a user who is a submitter of the closed project."""
+    with database.write() as session:
+        user = users.create(session, "ann@example.org", "0123456789").id
+    join("ann@example.org", "submitter")
+    return add_key("laptop", user)
+
+
+@pytest.fixture
+def lose(client, database, ann, join, red):
+    def lose(loss):
+        """Take a right away from `ann`."""
+        if loss == "removed":
+            assert client.delete(f"{red[0]}/members/ann@example.org").status_code == 204
+        elif loss == "demoted":
+            join("ann@example.org", "viewer")
+        elif loss != "nothing":
+            with database.write() as session:
+                api_keys.revoke(session, ann[0]) if loss == "key revoked" else users.remove(session, "ann@example.org")
+
+    return lose
+
+
+@pytest.mark.parametrize("case", list(product(["own", "retry", "inputs", "after", "array"], LOSSES)), ids="-".join)
+def test_no_attempt_begins_once_its_owner_has_lost_what_it_needs(stores, client, worker, ann, lose, red, case):
+    kind, loss = case
+    worker.register()
+    worker.end(worker.start())
+    named = {"after": [red[1]]} if kind == "after" else {"inputs": [f"{red[1]}:in"]}
+    options = {"project": "red", "maxAttempts": 2} if kind in OWN else {"project": "anns", **named}
+    options |= {"array": "0-1"} if kind == "array" else {}
+    made = client.post("/jobs", json=make_job_body(priority=100, **options), headers=ann[1])
+    assert made.status_code == 201, made.text
+    job_id = made.json()["id"]
+    if kind == "retry":
+        assert worker.end(worker.start(), "exit_nonzero", exit_code=1).state == "queued"
+        with stores.database.write() as session:
+            session.execute(update(Job).where(Job.id == job_id).values(run_after=None))
+    other = client.post("/jobs", json=make_job_body(project="others")).json()["id"]
+    lose(loss)
+    says = LOSSES[loss] if kind in OWN else None if loss == "demoted" else LOSSES[loss] and UNSEEN
+    assert worker.claim().id == (other if says else job_id)
+    job = worker.get(job_id)
+    assert (job.state, job.reason) == (("cancelled", "access_lost") if says else ("starting", None))
+    assert not says or says in job.reason_detail
+    ended = [job for job in client.get("/jobs").json()["jobs"] if job["reason"] == "access_lost"]
+    assert len(ended) == (0 if not says else 2 if kind == "array" else 1), "of an array all end"
+
+
+def test_administrators_need_no_role_for_their_jobs_to_start(client, settings, stores, worker, bob, red):
+    settings.sign_in.administrators = [bob[0]]
+    _flush_key_usage(stores)
+    worker.register()
+    made = client.post("/jobs", json=make_job_body(project="red", priority=100), headers=bob[1]).json()["id"]
+    assert worker.claim().id == made
+    client.post("/jobs", json=make_job_body(project="red", priority=100), headers=bob[1])
+    settings.sign_in.administrators = []
+    _flush_key_usage(stores)
+    assert worker.claim().id == red[1]

@@ -203,3 +203,23 @@ def test_a_key_lists_few_files_at_once_by_s3_s_protocol(s3, anonymous_client, st
     assert sorted(answer.status_code for answer in answers) == [200, 200, 429, 429]
     assert all("GRADIENT_LIMITS__SEARCHES" in answer.text for answer in answers if answer.status_code == 429)
     assert anonymous_client.get(bucket, headers=headers).status_code == 200, "the slots are free again"
+
+
+def test_links_and_tokens_end_with_the_role_of_whoever_got_them(client, anonymous_client, job, bob):
+    project = f"/projects/{client.get(f'/jobs/{job}').json()['projectId']}"
+    client.patch(project, json={"closed": True})
+    member = f"{project}/members/{bob[0]}"
+    assert client.put(member, json={"role": "viewer"}).status_code == 200
+    asked = {"jobId": job, "files": "out.txt", "links": "1"}
+    [listed] = client.get("/jobs/artifactsList", params=asked, headers=bob[1]).json()
+    given = client.get("/jobs/artifactsGet", params={"jobId": job}, headers=bob[1]).json()
+    token = {TOKEN: given["Credentials"]["SessionToken"]}
+    s3_file = f"/_s3/{given['bucket']}/{job}/out.txt"
+
+    def status():
+        links = anonymous_client.get(listed["url"]), anonymous_client.get(s3_file, headers=token)
+        return [link.status_code for link in links]
+
+    assert status() == [200, 200]
+    assert client.delete(member).status_code == 204
+    assert status() == [404, 404]
