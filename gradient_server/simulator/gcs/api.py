@@ -13,7 +13,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from gradient_server.simulator.gcs import xml_objects
 from gradient_server.simulator.gcs.access import LIST, Caller, Tokens, has_access
-from gradient_server.simulator.gcs.faults import StorageFaults
 from gradient_server.simulator.gcs.objects import Bucket, BucketStore, StorageError, StoredObject, Upload
 
 _CHUNK = 256 * 1024  # an unfinished upload keeps a multiple of this many bytes, as at Google
@@ -63,8 +62,8 @@ def json_response(value: object, status: int = 200) -> StorageResponse:
 
 
 class StorageApi:
-    def __init__(self, buckets: BucketStore, tokens: Tokens, faults: StorageFaults, others: Hosts) -> None:
-        self._buckets, self._tokens, self._faults, self._others = buckets, tokens, faults, others
+    def __init__(self, buckets: BucketStore, tokens: Tokens, others: Hosts) -> None:
+        self._buckets, self._tokens, self._others = buckets, tokens, others
         name = "([^/]+)"
         routes: list[tuple[str, Callable[..., StorageResponse]]] = [
             ("POST /token", self._sign_in),
@@ -86,15 +85,14 @@ class StorageApi:
 
     def answer(self, request: StorageRequest) -> StorageResponse:
         try:
-            self._faults.apply_fault(request.method, request.target)
-            return self._dispatch(request)
+            return self.dispatch(request)
         except StorageError as error:
             return json_response({"error": {"code": error.status, "message": error.message}}, error.status)
         except (KeyError, ValueError) as error:
             message = f"The request cannot be understood: {error!r}"
             return json_response({"error": {"code": 400, "message": message}}, 400)
 
-    def _dispatch(self, request: StorageRequest) -> StorageResponse:
+    def dispatch(self, request: StorageRequest) -> StorageResponse:
         if other := self._others.get(request.base.removeprefix("https://")):
             self._caller(request)
             return other(request)
@@ -237,7 +235,6 @@ class StorageApi:
         if verb == "delete":
             self._buckets.delete(bucket, name, {})
             return StorageResponse(204)
-        self._faults.apply_fault("UPLOAD", name)
         fields, expected = _object_fields(request), xml_objects.conditions(request.headers)
         if "uploads" in request.query:
             return StorageResponse(200, xml_objects.upload_started(self._buckets.begin(bucket, name, fields, expected)))
@@ -270,7 +267,6 @@ class StorageApi:
             fields, content = {"contentType": request.headers.get("x-upload-content-type"), **request.json}, b""
         name = fields.pop("name", None) or request.query["name"]
         self._check_access(request, bucket, "storage.objects.create", name)
-        self._faults.apply_fault("UPLOAD", name)
         if kind == "resumable":
             upload = self._buckets.begin(bucket, name, fields, request.query)
             url = f"{request.base}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload.id}"

@@ -22,7 +22,6 @@ from cryptography.x509.oid import NameOID
 
 from gradient_server.simulator.gcs.access import Tokens
 from gradient_server.simulator.gcs.api import Hosts, StorageApi, StorageRequest, StorageResponse
-from gradient_server.simulator.gcs.faults import StorageFaults
 from gradient_server.simulator.gcs.objects import BucketStore
 
 HOSTS = [
@@ -88,23 +87,25 @@ def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePub
 
 
 class GcsSimulator:
-    """The server, its buckets, and the faults to inject."""
+    """The server and its buckets.
+
+    `others`: further hosts, with what answers for each.
+    """
 
     def __init__(self, port: int = 0, others: Hosts | None = None) -> None:
-        self.buckets, self.faults, self.tokens = BucketStore(), StorageFaults(), Tokens()
+        self.buckets, self.tokens = BucketStore(), Tokens()
         self.requests: list[str] = []  # `METHOD path` of the latest requests, in order
         self._folder = Path(tempfile.mkdtemp(prefix="gradient-gcs-"))
         self.hosts = [*HOSTS, *(others or {})]
         self.ca, context = create_authority(self._folder, self.hosts)
-        api = StorageApi(self.buckets, self.tokens, self.faults, others or {})
-        self._server = _Server(("127.0.0.1", port), api, context, self)
+        self.server = _Server(("127.0.0.1", port), StorageApi(self.buckets, self.tokens, others or {}), context, self)
         # It looks every 50 ms for its end, so that tests need not wait for that.
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="gcs", daemon=True)
+        self._thread = threading.Thread(target=self.server.serve_forever, args=(0.05,), name="gcs", daemon=True)
 
     @property
     def url(self) -> str:
         """Address of the JSON API and of the proxy."""
-        host, port = self._server.server_address[:2]
+        host, port = self.server.server_address[:2]
         return f"http://{host!s}:{port}"
 
     def start(self) -> "GcsSimulator":
@@ -113,9 +114,9 @@ class GcsSimulator:
 
     def stop(self) -> None:
         if self._thread.is_alive():
-            self._server.shutdown()
+            self.server.shutdown()
             self._thread.join()
-        self._server.server_close()
+        self.server.server_close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def record_request(self, request: str) -> None:
@@ -189,9 +190,6 @@ class StorageHandler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         body = self.read_body()
         self.server.simulator.record_request(f"{self.command} {self.path}")
-        if self.command in {"POST", "PUT"} and self.server.simulator.faults.disconnects(self.path):
-            self.close_connection = True
-            return
         base = self._tunnel or f"http://{self.headers.get('host') or self.server.simulator.url[7:]}"
         # The request line of a proxied plain-HTTP request has the full URL.
         target = self.path.removeprefix(base) if self.path.startswith("http") else self.path

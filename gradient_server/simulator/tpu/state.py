@@ -25,29 +25,21 @@ T = TypeVar("T")
 NodeState: Any = tpu_v2.Node.State
 Health: Any = tpu_v2.Node.Health
 QueuedState: Any = tpu_v2.QueuedResourceState.State
-Initiator: Any = tpu_v2.QueuedResourceState.StateInitiator
 
 _V2: Any = tpu_v2.Node.ApiVersion.V2
 
-DENIED = (
-    "Your request to provision TPU Node has been denied. Please migrate to TPU VM Architecture or contact Cloud TPU "
-    "team to gain TPU Node access."
-)
 NO_CAPACITY = "There is no more capacity in the zone {zone!r}; you can try in another zone."
 _NAMED_BY_CHIPS = frozenset({"v5litepod", "v6e"})
 """Generations whose types are named by chips; the others' are named by cores, of which a chip has two."""
-_USABLE = frozenset({NodeState.CREATING, NodeState.READY, NodeState.RESTARTING, NodeState.REPAIRING})
 
 
 class TpuApiError(Exception):
-    """An error response of the API, with Google's error code, and the seconds after which to ask again, if any."""
+    """An error response of the API."""
 
-    def __init__(self, code: grpc.StatusCode, message: str, reason: str = "", delay: float = 0.0) -> None:
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
-        self.reason = reason
-        self.delay = delay
 
 
 @dataclass(slots=True)
@@ -55,7 +47,6 @@ class _Operation:
     message: operations_pb2.Operation
     due: float
     result: Any
-    error: status_pb2.Status | None = None
 
 
 @dataclass(slots=True)
@@ -70,28 +61,11 @@ class _PendingResource:
 class TpuProject:
     device: tuple[str, int] = ("127.0.0.1", 8470)  # (address, port) that every simulated node reports as its endpoint
     create_seconds: float = 0.0
-    capacity: dict[str, int] = field(default_factory=dict)  # number of nodes by zone; `room` in zones not listed
-    room: int = 100
-    # accelerator types by zone; a zone that is not listed offers all
-    offered: dict[str, list[str]] = field(default_factory=dict)
-    endpoints: int | None = None  # number of endpoints of every node; None: as many as it has hosts
-    delete_seconds: float = 0.0
-    stuck: set[str] = field(default_factory=set)  # full names of queued resources that stay DELETING, with their nodes
-    deny_tpu_node: bool = False  # refuse every request for a node, as Google refuses the TPU Node architecture
-    # errors that the next operations end with, after their calls succeeded
-    late_errors: list[tuple[grpc.StatusCode, str]] = field(default_factory=list)
+    room: int = 100  # number of nodes in each zone
     machines: SimulatedVms | None = None  # runs the nodes' startup scripts; None: they are not run
-    # everything created and deleted, in order, such as `("created", "nodes/x")`
-    record: list[tuple[str, str]] = field(default_factory=list)
-    # when the bill of each node began (READY) and ended (deleted, preempted), as Unix time, by node id
-    bills: dict[str, list[float]] = field(default_factory=dict)
-    clock_ahead: float = 0.0  # seconds by which the cloud's clock is ahead of this computer's
-    # time after which a flex-start node is to be deleted, by the id of its queued resource
-    run_seconds: dict[str, float] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     _nodes: dict[str, tpu_v2.Node] = field(default_factory=dict)
     _ready_at: dict[str, float] = field(default_factory=dict)
-    _gone_at: dict[str, float] = field(default_factory=dict)
     _queued: dict[str, _PendingResource] = field(default_factory=dict)
     _operations: dict[str, _Operation] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -110,11 +84,8 @@ class TpuProject:
 
     def create_node(self, parent: str, node_id: str, node: tpu_v2.Node) -> operations_pb2.Operation:
         self._advance()
-        if self.deny_tpu_node:
-            raise TpuApiError(grpc.StatusCode.FAILED_PRECONDITION, DENIED)
         name = f"{parent}/nodes/{node_id}"
         _check_absent(self._nodes, name)
-        self._check_type(parent, node)
         if not self._has_room(parent):
             raise TpuApiError(grpc.StatusCode.RESOURCE_EXHAUSTED, NO_CAPACITY.format(zone=_zone_name(parent)))
         self._add_node(parent, node_id, node)
@@ -123,7 +94,7 @@ class TpuProject:
     def delete_node(self, name: str) -> operations_pb2.Operation:
         self._advance()
         _get_existing(self._nodes, name)
-        self._begin_deletion(name)
+        self._remove_node(name)
         return self._add_operation(name, 0.0, empty_pb2.Empty())
 
     def queued_resource(self, name: str) -> tpu_v2.QueuedResource:
@@ -139,14 +110,12 @@ class TpuProject:
         self._advance()
         name = f"{parent}/queuedResources/{queued_id}"
         _check_absent(self._queued, name)
-        self._check_type(parent, request.tpu.node_spec[0].node)
         message = tpu_v2.QueuedResource(request)
         message.name, message.create_time = name, datetime.now(UTC)
         message.state = tpu_v2.QueuedResourceState(state=QueuedState.ACCEPTED)
         until: timedelta = message.queueing_policy.valid_until_duration
         expires = time.monotonic() + until.total_seconds() if until else None
         self._queued[name] = _PendingResource(message, expires)
-        self.record.append(("created", f"queuedResources/{queued_id}"))
         return self._add_operation(name, 0.0, message)
 
     def delete_queued(self, name: str, *, force: bool) -> operations_pb2.Operation:
@@ -157,58 +126,19 @@ class TpuProject:
         if nodes and not force:
             raise TpuApiError(grpc.StatusCode.FAILED_PRECONDITION, f"{name} has nodes; delete them first or use force.")
         waiting.message.state = tpu_v2.QueuedResourceState(state=QueuedState.DELETING)
-        if name not in self.stuck:
-            for node in nodes:
-                self._begin_deletion(node.name)
-            self._remove_deleted_queued()
+        for node in nodes:
+            self._remove_node(node.name)
+        self._remove_deleted_queued()
         return self._add_operation(name, 0.0, empty_pb2.Empty())
 
     def operation(self, name: str) -> operations_pb2.Operation:
         self._advance()
         return _get_existing(self._operations, name).message
 
-    # ---- Controls of the simulation
-
-    def preempt(self, node_id: str) -> None:
-        self.set_state(node_id, NodeState.PREEMPTED)
-
-    def set_state(self, node_id: str, state: tpu_v2.Node.State) -> None:
-        with self.lock:
-            node = self._node_by_id(node_id)
-            node.state = state
-            if state not in _USABLE:
-                self._end_bill(node.name)
-                if self.machines is not None:
-                    self.machines.end(node.name)
-
-    def set_health(self, node_id: str, health: tpu_v2.Node.Health, why: str = "") -> None:
-        with self.lock:
-            self._node_by_id(node_id).health = health
-            self._node_by_id(node_id).health_description = why
-
-    def suspend(self, queued_id: str, *, by_user: bool) -> None:
-        """Suspend a queued resource: its nodes are deleted."""
-        with self.lock:
-            (name,) = (name for name in self._queued if _short_name(name) == queued_id)
-            for node in [node for node in self._nodes.values() if node.queued_resource == name]:
-                self._remove_node(node.name)
-            self._queued[name].message.state = tpu_v2.QueuedResourceState(
-                state=QueuedState.SUSPENDED, state_initiator=Initiator.USER if by_user else Initiator.SERVICE
-            )
-
-    def remaining_resources(self) -> tuple[list[str], list[str]]:
-        """Return the names of the existing nodes and queued resources."""
-        with self.lock:
-            self._advance()
-            return sorted(self._nodes), sorted(self._queued)
-
     # ---- Transitions
 
     def _advance(self) -> None:
         current = time.monotonic()
-        for name, gone_at in list(self._gone_at.items()):
-            if current >= gone_at:
-                self._remove_node(name)
         self._remove_deleted_queued()
         for waiting in self._queued.values():
             self._advance_queued(waiting, current)
@@ -220,25 +150,11 @@ class TpuProject:
                 _complete(operation)
 
     def _finish_creation(self, name: str) -> None:
-        """End the creation of a node: it becomes READY, or is dropped by a late error."""
         del self._ready_at[name]
-        error = next(
-            (
-                operation.error
-                for key, operation in self._operations.items()
-                if operation.error and _is_operation_of(key, name)
-            ),
-            None,
-        )
-        if error is not None:
-            self._remove_node(name)
-            return
         node = self._nodes[name]
         if node.state == NodeState.CREATING:
             node.state, node.health = NodeState.READY, Health.HEALTHY
-            self.bills[_short_name(name)] = [time.time()]
-            hosts = host_count(node.accelerator_type) if self.endpoints is None else self.endpoints
-            addresses = self._addresses(hosts)
+            addresses = self._addresses(host_count(node.accelerator_type))
             node.network_endpoints = [
                 tpu_v2.NetworkEndpoint(ip_address=address, port=self.device[1]) for address in addresses
             ]
@@ -262,9 +178,6 @@ class TpuProject:
                 )
             elif not self._has_room(spec.parent):
                 message.state = tpu_v2.QueuedResourceState(state=QueuedState.WAITING_FOR_RESOURCES)
-            elif self.late_errors:
-                code, text = self.late_errors.pop(0)
-                _mark_failed(message, status_pb2.Status(code=code.value[0], message=text))
             else:
                 self._add_node(spec.parent, spec.node_id, spec.node, queued=message.name)
                 message.state = tpu_v2.QueuedResourceState(state=QueuedState.PROVISIONING)
@@ -274,68 +187,36 @@ class TpuProject:
                 message.state = tpu_v2.QueuedResourceState(state=QueuedState.ACTIVE)
 
     def _has_room(self, parent: str) -> bool:
-        busy = sum(_is_in_zone(name, parent) and node.state in _USABLE for name, node in self._nodes.items())
-        return busy < self.capacity.get(_zone_name(parent), self.room)
+        return sum(_is_in_zone(name, parent) for name in self._nodes) < self.room
 
     def _add_node(self, parent: str, node_id: str, request: tpu_v2.Node, *, queued: str = "") -> None:
         name = f"{parent}/nodes/{node_id}"
         node = tpu_v2.Node(request)
         node.name, node.queued_resource = name, queued
-        node.create_time = datetime.now(UTC) + timedelta(seconds=self.clock_ahead)
+        node.create_time = datetime.now(UTC)
         node.state, node.api_version = NodeState.CREATING, _V2
         self._nodes[name] = node
         self._ready_at[name] = time.monotonic() + self.create_seconds
-        self.record.append(("created", f"nodes/{node_id}"))
-
-    def _check_type(self, parent: str, node: tpu_v2.Node) -> None:
-        zone = _zone_name(parent)
-        if zone in self.offered and node.accelerator_type not in self.offered[zone]:
-            message = f"the accelerator {node.accelerator_type} was not found in zone {zone}"
-            raise TpuApiError(grpc.StatusCode.INVALID_ARGUMENT, message)
-
-    def _begin_deletion(self, name: str) -> None:
-        if not self.delete_seconds:
-            self._remove_node(name)
-        else:
-            self._nodes[name].state = NodeState.DELETING
-            self._gone_at.setdefault(name, time.monotonic() + self.delete_seconds)
 
     def _remove_deleted_queued(self) -> None:
         """Drop the queued resources whose deletion was requested and whose nodes are gone."""
-        kept = self.stuck | {node.queued_resource for node in self._nodes.values()}
+        kept = {node.queued_resource for node in self._nodes.values()}
         for name, waiting in list(self._queued.items()):
             if waiting.message.state.state == QueuedState.DELETING and name not in kept:
                 del self._queued[name]
-                self.record.append(("deleted", f"queuedResources/{_short_name(name)}"))
-
-    def _end_bill(self, name: str) -> None:
-        bill = self.bills.get(_short_name(name), [])
-        bill[1:] = bill[1:] or [time.time()] * len(bill)
 
     def _remove_node(self, name: str) -> None:
         del self._nodes[name]
         self._ready_at.pop(name, None)
-        self._gone_at.pop(name, None)
-        self._end_bill(name)
         if self.machines is not None:
             self.machines.end(name)
-        self.record.append(("deleted", f"nodes/{_short_name(name)}"))
 
     def _add_operation(self, name: str, due: float, result: Any) -> operations_pb2.Operation:  # noqa: ANN401 - any message
         message = operations_pb2.Operation(
             name=f"{_zone_path(name)}/operations/operation-{next(self._numbers)}-{_short_name(name)}"
         )
-        error = None
-        if self.late_errors and due:
-            code, text = self.late_errors.pop(0)
-            error = status_pb2.Status(code=code.value[0], message=text)
-        self._operations[message.name] = _Operation(message, due, result, error)
+        self._operations[message.name] = _Operation(message, due, result)
         return message
-
-    def _node_by_id(self, node_id: str) -> tpu_v2.Node:
-        self._advance()
-        (node,) = (node for name, node in self._nodes.items() if _short_name(name) == node_id)
-        return node
 
 
 def host_count(accelerator_type: str) -> int:
@@ -349,9 +230,6 @@ def host_count(accelerator_type: str) -> int:
 
 def _complete(operation: _Operation) -> None:
     operation.message.done = True
-    if operation.error is not None:
-        operation.message.error.CopyFrom(operation.error)
-        return
     packed = any_pb2.Any()
     result = operation.result
     packed.Pack(type(result).pb(result) if hasattr(type(result), "pb") else result)
@@ -377,10 +255,6 @@ def _check_absent(things: Container[str], name: str) -> None:
 def _is_in_zone(name: str, parent: str) -> bool:
     everywhere, _, zone = parent.rpartition("/")
     return name.startswith(f"{everywhere}/" if zone == "-" else f"{parent}/")
-
-
-def _is_operation_of(operation: str, node: str) -> bool:
-    return operation.startswith(f"{_zone_path(node)}/") and operation.endswith(f"-{_short_name(node)}")
 
 
 def _zone_path(name: str) -> str:

@@ -5,9 +5,8 @@ import time
 
 import pytest
 from support.deployment import Deployment, wait_until
+from support.google.tpu_faults import HANG, TpuFault
 from support.google.tpu_simulator import NO_RESOURCES, ZONES, running_simulator, split_times, tpu_options
-
-from gradient_server.simulator.tpu.faults import HANG, TpuFault
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import json
 
 import grpc
 import pytest
+from support.google.tpu_faults import TpuFault
 from support.google.tpu_simulator import ZONES, running_simulator, tpu_settings
 
 from core.errors import GradientError
@@ -11,7 +12,6 @@ from core.settings import Settings
 from gradient_server.checks import tpus
 from gradient_server.checks.finding import Status
 from gradient_server.commands import doctor
-from gradient_server.simulator.tpu.faults import TpuFault
 from gradient_server.simulator.tpu.state import Health
 
 

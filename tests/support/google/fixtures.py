@@ -4,30 +4,29 @@ from collections.abc import Iterator
 from importlib import import_module
 
 import pytest
+from support.google.gcs_faults import FaultyGcs
 from support.google.gcs_simulator import GcsHarness
-
-from gradient_server.simulator.gcs.server import GcsSimulator
 
 
 @pytest.fixture(scope="session")
-def gcs_simulator() -> Iterator[GcsSimulator]:
+def gcs_simulator() -> Iterator[FaultyGcs]:
     """One simulator of Cloud Storage a test process."""
-    simulator = GcsSimulator().start()
+    simulator = FaultyGcs().start()
     yield simulator
     simulator.stop()
 
 
 @pytest.fixture
-def gcs(gcs_simulator: GcsSimulator) -> Iterator[GcsHarness]:
+def gcs(gcs_simulator: FaultyGcs) -> Iterator[GcsHarness]:
     """The simulator, without faults but those that this test asks for."""
     yield GcsHarness(gcs_simulator)
     gcs_simulator.faults.clear_faults()
 
 
 @pytest.fixture
-def storage() -> Iterator[GcsSimulator]:
+def storage() -> Iterator[FaultyGcs]:
     """A Cloud Storage of the test's own."""
-    simulator = GcsSimulator().start()
+    simulator = FaultyGcs().start()
     yield simulator
     simulator.stop()
 

@@ -4,13 +4,13 @@ import itertools
 from pathlib import Path
 
 from google.cloud import storage
+from support.google.gcs_faults import FaultyGcs
 
 from core.settings import Settings
 from core.settings.cloud import GcsSettings, StoreSettings
 from core.storage.artifacts.store import DirectoryStore
 from core.storage.buckets.artifacts import BucketStore
 from core.storage.gcs.client import open_client
-from gradient_server.simulator.gcs.server import GcsSimulator
 
 _bucket_numbers = itertools.count(1)
 
@@ -18,7 +18,7 @@ _bucket_numbers = itertools.count(1)
 class GcsHarness:
     """The simulator as one test sees it."""
 
-    def __init__(self, simulator: GcsSimulator) -> None:
+    def __init__(self, simulator: FaultyGcs) -> None:
         self.simulator = simulator
         self.settings = GcsSettings(endpoint=simulator.url, ca=simulator.ca)
         self.client: storage.Client = open_client(self.settings)

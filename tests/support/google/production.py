@@ -16,14 +16,12 @@ import grpc
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from support.google.compute_network import ComputeNetwork
+from support.google.gcs_faults import FaultyGcs
+from support.google.tpu_faults import ControlledTpuProject, FaultyTpuSimulator, TpuFault
 from support.google.tpu_rest import answer_rest
 
 from gradient_server.simulator.cloud import FakeDevice
 from gradient_server.simulator.gcs.access import Caller
-from gradient_server.simulator.gcs.server import GcsSimulator
-from gradient_server.simulator.tpu.api import TpuSimulator
-from gradient_server.simulator.tpu.faults import TpuFault
-from gradient_server.simulator.tpu.state import TpuProject
 from gradient_server.simulator.tpu.vms import SimulatedVms
 
 PROJECT = "proj"
@@ -56,9 +54,9 @@ class Google:
             "tpu.googleapis.com": lambda request: answer_rest(self.tpus, request),
             "compute.googleapis.com": lambda request: self.compute.answer(request),  # noqa: PLW0108 - `reset` replaces it
         }
-        self.storage = GcsSimulator(others=others).start()
+        self.storage = FaultyGcs(others).start()
         self.storage.tokens.required = True
-        self.tpus = TpuSimulator(tls=self.storage.ca.with_name("server.pem"))
+        self.tpus = FaultyTpuSimulator(tls=self.storage.ca.with_name("server.pem"))
         self.tpus.start()
         self._tunnel = _GrpcTunnel(self.tpus.port)
         self._key = folder / "key.json"
@@ -67,7 +65,7 @@ class Google:
         self._vm_variables = dict(self.vms.environment)
 
     @property
-    def cloud(self) -> TpuProject:
+    def cloud(self) -> ControlledTpuProject:
         """Nodes and queued resources."""
         return self.tpus.cloud
 
@@ -95,7 +93,9 @@ class Google:
         self.storage.requests.clear()
         self.tpus.calls.clear()
         offered = {zone: list(types) for zone, types in GENERATIONS.items()}
-        self.tpus.cloud = TpuProject(device=("127.0.0.1", self._device.port), machines=self.vms, offered=offered)
+        self.tpus.cloud = ControlledTpuProject(
+            device=("127.0.0.1", self._device.port), machines=self.vms, offered=offered
+        )
         self.compute = ComputeNetwork(PROJECT)
         self.vms.environment = self._vm_variables | self.environment()
 

@@ -50,7 +50,6 @@ def _create_flex_start(simulator: TpuSimulator, parent: str, queued_id: str, con
         raise StorageError(400, f"Invalid JSON payload received. {error}") from error
 
     def create(_: object) -> operations_pb2.Operation:
-        simulator.cloud.run_seconds[queued_id] = seconds
         return simulator.cloud.create_queued(parent, queued_id, queued)
 
     return simulator.call("CreateQueuedResource", create, tpu_v2.CreateQueuedResourceRequest(parent=parent))

@@ -7,10 +7,9 @@ import time
 import pytest
 from support.constants import set_constants
 from support.deployment import wait_until
+from support.google.tpu_faults import ControlledTpuProject, FaultyTpuSimulator
 
 from gradient_server.simulator.cloud import FakeDevice
-from gradient_server.simulator.tpu.api import TpuSimulator
-from gradient_server.simulator.tpu.state import TpuProject
 from worker.backends.base import LaunchError
 from worker.backends.tpu import times
 from worker.backends.tpu.resource_inventory import ResourceEntry
@@ -31,7 +30,7 @@ def no_job_ended(_job_id):
 def running_simulator(**options):
     """A running simulator whose nodes are all the same device."""
     device = FakeDevice().start()
-    simulator = TpuSimulator(cloud=TpuProject(device=("127.0.0.1", device.port), **options))
+    simulator = FaultyTpuSimulator(ControlledTpuProject(device=("127.0.0.1", device.port), **options))
     simulator.start()
     try:
         yield simulator

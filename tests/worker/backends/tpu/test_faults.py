@@ -7,11 +7,11 @@ import time
 import grpc
 import pytest
 from support.deployment import wait_until
+from support.google.tpu_faults import DENIED, HANG, TpuFault
 from support.google.tpu_simulator import NO_RESOURCES, ZONES, expect_launch_error, no_job_ended
 
 from core.errors import LeaseLost
-from gradient_server.simulator.tpu.faults import HANG, TpuFault
-from gradient_server.simulator.tpu.state import DENIED, Health, NodeState
+from gradient_server.simulator.tpu.state import Health, NodeState
 from worker.backends.base import LaunchError
 
 pytestmark = pytest.mark.integration

@@ -5,10 +5,10 @@ import threading
 import grpc
 import pytest
 from support.backend_harness import BackendHarness
+from support.google.tpu_faults import TpuFault
 from support.google.tpu_simulator import ZONES, expect_launch_error, no_job_ended
 
 from core.errors import LeaseLost
-from gradient_server.simulator.tpu.faults import TpuFault
 from gradient_server.simulator.tpu.state import Health
 from worker.backends.base import LaunchError
 

@@ -9,12 +9,12 @@ import grpc
 import pytest
 from support.deployment import wait_until
 from support.google.production import PROJECT
+from support.google.tpu_faults import TpuFault
 from support.google.tpu_simulator import LATE_SECONDS, NO_RESOURCES, expect_launch_error
 
 from core.jobs.reasons import REASONS
 from gradient_server.checks import tpus
 from gradient_server.checks.finding import Status
-from gradient_server.simulator.tpu.faults import TpuFault
 from worker.backends.base import LaunchError
 from worker.backends.tpu.storage.errors import BucketRefused
 

@@ -1,7 +1,11 @@
+"""The simulated Cloud Storage with faults."""
+
 import time
 from dataclasses import dataclass
 
-from gradient_server.simulator.gcs.objects import StorageError
+from gradient_server.simulator.gcs.api import StorageApi
+from gradient_server.simulator.gcs.objects import BucketStore, StorageError
+from gradient_server.simulator.gcs.server import GcsSimulator, StorageHandler
 
 
 @dataclass
@@ -56,3 +60,44 @@ class StorageFaults:
             for fault in self._faults
             if fault.kind == kind and fault.remaining > 0 and fault.method in {None, method} and fault.path in path
         ]
+
+
+class FaultyGcs(GcsSimulator):
+    """The server with fault injection."""
+
+    def __init__(self, others=None):
+        super().__init__(others=others)
+        self.faults, self.buckets = StorageFaults(), _Buckets()
+        self.buckets.faults = self.faults
+        self.server.api = _Api(self.buckets, self.tokens, others or {})
+        self.server.api.faults = self.faults
+        self.server.RequestHandlerClass = _Handler
+
+
+class _Buckets(BucketStore):
+    def put(self, bucket, name, content, fields, conditions):
+        self.faults.apply_fault("UPLOAD", name)
+        return super().put(bucket, name, content, fields, conditions)
+
+    def begin(self, bucket, name, fields, conditions):
+        self.faults.apply_fault("UPLOAD", name)
+        return super().begin(bucket, name, fields, conditions)
+
+    def finish(self, upload):
+        self.uploads.pop(upload.id, None)
+        return super().put(upload.bucket, upload.name, upload.content, upload.fields, upload.conditions)
+
+
+class _Api(StorageApi):
+    def dispatch(self, request):
+        self.faults.apply_fault(request.method, request.target)
+        return super().dispatch(request)
+
+
+class _Handler(StorageHandler):
+    def read_body(self):
+        body = super().read_body()
+        if self.command in {"POST", "PUT"} and self.server.simulator.faults.disconnects(self.path):
+            self.server.simulator.record_request(f"{self.command} {self.path}")
+            raise ConnectionResetError
+        return body
