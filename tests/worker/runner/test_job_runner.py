@@ -293,6 +293,16 @@ def test_a_job_that_a_shutdown_ended_is_lost_also_for_the_runner_after_it(
     assert (found["code"], found["reason"]) == end
 
 
+def test_a_process_that_has_the_number_of_a_wrapper_that_ended_is_not_the_job_s(tmp_path):
+    """Its whole session would get the signals."""
+    control = tmp_path / "control"
+    control.mkdir()
+    (control / "started").write_text(f"{os.getpid()}\n")
+    process = launchers.Process(tmp_path)
+    assert process.pids() == []
+    assert not process.running()
+
+
 def test_the_runner_does_not_wait_for_pipes_that_the_job_left_in_place_of_files(make_runner, tmp_path):
     (tmp_path / "control").mkdir()
     for name in ("started", "exit", "stopping", "log", "metrics.jsonl"):

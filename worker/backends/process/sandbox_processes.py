@@ -84,6 +84,8 @@ class SandboxProcesses(JobProcesses):
         if self.group is not None:
             yield from running_processes(self.group.pids() - self.sandbox_pids())
             return
+        if not is_sandbox(self.first, self.job_id, self.attempt):
+            return  # it has ended, and another process may have its number by now
         try:
             members = {process.pid: process for process in psutil.Process(self.first).children(recursive=True)}
         except GONE:
@@ -150,6 +152,8 @@ def _shared_memory_bytes(first: int) -> int:
 def _members(first: int) -> set[int]:
     """Return the pids of a sandbox's processes except the first: of its process table, and all their descendants."""
     hosts, table = _host_processes(), _process_table(first)
+    if table == _process_table(os.getpid()):
+        return set()  # of a process that has the number of a sandbox's that ended
     members = (
         {pid for pid, (_, table_of_process) in hosts.items() if table_of_process == table}
         if table is not None

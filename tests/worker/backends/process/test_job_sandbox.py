@@ -18,7 +18,7 @@ from core.settings.worker import ProcessSettings
 from worker.backends.base import LaunchError
 from worker.backends.process.job_sandbox import EXIT_REFUSED, JobSandbox, unshowable_path
 from worker.backends.process.network.job_network import HOST_NETWORK, join_network_of
-from worker.backends.process.sandbox_processes import find_sandbox
+from worker.backends.process.sandbox_processes import SandboxProcesses, find_sandbox
 from worker.backends.process.sandbox_start import start_sandboxed
 
 pytestmark = [
@@ -300,6 +300,13 @@ def test_a_job_of_this_worker_is_found_and_ended_without_a_look_at_every_process
         assert place.backend.ended(handle) is None
         place.backend.destroy(handle)
     assert find_sandbox(handle["job_id"], handle["attempt"]) is None
+
+
+def test_a_process_that_has_the_number_of_a_sandbox_that_ended_is_not_the_job_s():
+    """Nor are all that share its process table, the host's."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as another:  # it ends with its input
+        sandbox = SandboxProcesses.of("j0123456789abc", 1, another.pid)
+        assert list(sandbox.all()) == list(sandbox.recent()) == []
 
 
 def test_the_network_of_another_node_can_be_entered_when_that_node_has_just_ended(place):

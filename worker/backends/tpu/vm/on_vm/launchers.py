@@ -117,7 +117,12 @@ class Process:
         return start_command(request, dict(entry.split("=", 1) for entry in entries if "=" in entry), folder)
 
     def _leader(self) -> int | None:
-        return read_pid(self._place / "control")
+        """Return the wrapper's pid; None if it has ended: the kernel gives its number to another process in time."""
+        pid = read_pid(self._place / "control")
+        with contextlib.suppress(OSError):
+            if os.fsencode(self._place / "control") in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                return pid
+        return None
 
     def _session(self) -> int | None:
         with contextlib.suppress(ProcessLookupError):
