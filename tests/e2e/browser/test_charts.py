@@ -206,6 +206,23 @@ def test_fingers_zoom_and_move_the_range(service, browser, trained):
     assert browser.messages == []
 
 
+def test_names_of_runs_are_not_drawn_into_their_charts(service, browser, trained):
+    browser.open(f"{service.cli_json['url']}/ui/runs?ids={trained}")
+    chart = LOSS.replace("'loss'", "'val/error'")
+    browser.wait_for(f"{chart}?.chart.plot")
+    browser.evaluate("""{
+        const draw = CanvasRenderingContext2D.prototype.fillText;
+        window.drawn = [];
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...position) {
+            window.drawn.push(text);
+            draw.call(this, text, ...position);
+        };
+    }""")
+    browser.evaluate(f"{chart}.chart.plot.redraw()")
+    browser.wait_for("window.drawn.length > 0")
+    assert "trained" not in browser.evaluate("window.drawn")
+
+
 def test_runs_are_lit_hidden_sorted_and_grouped_together(service, browser, trained):
     one_value = TRAIN.replace("1.0 -", "2.0 -").replace("metrics = open", "values = {'batch': 32}; metrics = open")
     one_value = one_value.replace("for step", "print(json.dumps(values), file=metrics)\nfor step")

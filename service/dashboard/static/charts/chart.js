@@ -280,7 +280,7 @@ export class Chart {
     const { ctx, bbox } = this.plot;
     ctx.save();
     Object.assign(ctx, { font: `${12 * devicePixelRatio}px system-ui, sans-serif`, fillStyle: colour(this.box, "var(--text)") });
-    for (const { label, x, y } of this.series.filter((one) => one.label)) {
+    for (const { label, x, y } of this.series.filter((one) => one.label && !this.ofRuns)) {
       const [left, top] = [this.plot.valToPos(x[0], "x", true), this.plot.valToPos(y[0], "y", true)];
       const beyond = left > bbox.left + bbox.width / 2;
       ctx.textAlign = beyond ? "right" : "left";
