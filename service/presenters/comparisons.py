@@ -50,6 +50,9 @@ def comparison_view(session: Session, app_state: AppState, comparison: Compariso
         **dict(summary),
         rows=[_row_view(app_state, row, by_id) for row in rows],
         decision=decision and _decision_view(app_state, comparison, decision),
+        verdict=_headline(comparison, decision)
+        if decision
+        else _undecided(comparison, rows, ranked=not differences, over=ended == len(jobs)),
         results=_results(rows),
         differences=[
             DifferenceView(name=difference.name, values={value: list(ids) for value, ids in difference.values.items()})
@@ -93,6 +96,24 @@ def _headline(comparison: Comparison, decision: Decision) -> str:
         return f"{lead} (all are simulated, so this is not a recommendation): {figure}; {sure}."
     advice = "Not decided yet; best so far is" if undecided else "Take"
     return f"{advice} {_title(best)}: {figure}; {sure}."
+
+
+def _undecided(comparison: Comparison, rows: list[Row], *, ranked: bool, over: bool) -> str:
+    """Return why no machine type is the best, in a sentence."""
+    if not ranked:
+        return "Nothing is ranked: the jobs differ in more than the machine type."
+    finals = [row for row in rows if row.final is not None]
+    if not over or comparison.target is None or len(finals) < len(rows):  # without figures, it may have reached it
+        return f"Nothing is decided{'' if over else ' yet'}: fewer than two machine types have figures."
+    goal = f"{comparison.metric} {comparison.target:g}"
+    for row in rows:
+        if row.seconds_to_target is not None:  # of no other row, or there would be a decision
+            time = format_duration(row.seconds_to_target.median)
+            cost = format_cost(row.cost_to_target or 0.0, row.gpu_hours_to_target or 0.0)
+            return f"Only {_title(row)} reached {goal} in every job: {cost} and {time}."
+    best = (max if comparison.goal == "max" else min)(row.final.median for row in finals if row.final)
+    names = _join(_title(row) for row in finals if row.final and row.final.median == best)
+    return f"No machine type reached {goal} in every job; the best final value is {best:.4g}, on {names}."
 
 
 def _changes(app_state: AppState, decision: Decision) -> list[str]:

@@ -235,6 +235,7 @@ class ComparisonView(ComparisonSummary):
     """A comparison with its table."""
 
     rows: list[MachineRow]
+    verdict: str = Field("", description="the answer in one sentence, or why there is none")
     decision: DecisionView | None = Field(description="null: fewer than two comparable machine types")
     results: list[str] = Field(description="which machine type is best at what, and how certain that is")
     differences: list[DifferenceView] = Field(description="if there are any, nothing is ranked")

@@ -101,14 +101,42 @@ def dollars(row, seconds):
     return f"${row['pricePerHour'] * seconds / 3600:.4f}"
 
 
+@pytest.mark.parametrize(
+    ("target", "values", "verdict"),
+    [
+        (
+            0.99,
+            [0.5, 0.9],
+            "No machine type reached accuracy 0.99 in every job; the best final value is 0.95, on V100.",
+        ),
+        (
+            0.99,
+            [0.5, 0.95],
+            "No machine type reached accuracy 0.99 in every job; the best final value is 0.95, on CPU and ",
+        ),
+        (0.92, [0.5, 0.9], "Only V100 reached accuracy 0.92 in every job: $0.0017 and 2.0 s."),
+        (0.1, [{"lr": 0.1}], "Nothing is decided: fewer than two machine types have figures."),
+    ],
+)
+def test_a_target_that_was_missed_is_the_verdict(client, signed_in_browser, train, target, values, verdict):
+    made = submit(client, metric="accuracy", target=target).json()
+    assert made["verdict"] == "Nothing is decided yet: fewer than two machine types have figures."
+    train(1, values)
+    train(1, [0.5, 0.95])
+    found = client.get(f"/comparisons/{made['id']}").json()
+    assert found["decision"] is None
+    assert found["verdict"].startswith(verdict)
+    assert found["verdict"] in signed_in_browser.get(f"/ui/comparisons/{made['id']}").text
+
+
 def test_the_name_of_a_metric_is_text_on_the_page(signed_in_browser, client, train):
-    made = submit(client, metric="<b>").json()
+    made = submit(client, metric="<q>").json()
     for seconds in (2, 1):
         train(seconds, [0.5, 0.7])
     page = signed_in_browser.get(f"/ui/comparisons/{made['id']}").text
     assert "On the Pareto front of time and cost" in page
     assert "Left out" not in page, "nobody reported it"
-    assert "<b>" not in page
+    assert "<q>" not in page
 
 
 def test_all_jobs_of_a_comparison_may_be_gone(signed_in_browser, client):

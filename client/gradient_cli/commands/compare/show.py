@@ -141,8 +141,8 @@ def show(args: argparse.Namespace) -> int:
 def print_comparison(comparison: Mapping[str, Any], *, explain: bool = False) -> None:
     """Print the verdict, the figures of each machine type, and what they rest on."""
     decision = comparison.get("decision")
-    if decision:
-        terminal.print_message(terminal.sanitize(decision["headline"]))
+    for verdict in _verdict(comparison):
+        terminal.print_message(terminal.sanitize(verdict))
     _print_rows(comparison)
     for difference in comparison["differences"]:
         values = "; ".join(f"{value or 'none'} ({', '.join(ids)})" for value, ids in difference["values"].items())
@@ -163,7 +163,14 @@ def print_comparison(comparison: Mapping[str, Any], *, explain: bool = False) ->
 
 def _decision_lines(comparison: Mapping[str, Any]) -> list[str]:
     decision = comparison.get("decision")
-    return [decision["headline"], *(f"  {text}" for text in decision["changes"])] if decision else []
+    return [*_verdict(comparison), *(f"  {text}" for text in (decision["changes"] if decision else ()))]
+
+
+def _verdict(comparison: Mapping[str, Any]) -> list[str]:
+    """Return the answer as a line; none from an older server without a decision."""
+    decision = comparison.get("decision")
+    verdict = comparison.get("verdict") or (decision["headline"] if decision else "")
+    return [verdict] if verdict else []
 
 
 def _print_rows(comparison: Mapping[str, Any]) -> None:
