@@ -180,7 +180,7 @@ def run_runs(size: Size) -> Result:
             for measured in (usable, curves, hover):
                 if turn:
                     measured.begin_round()
-            browser.open(_address(api, "/ui/runs?q=train"))
+            browser.open(_address(api, "/ui/jobs?q=train&charts=1"))
             drawn = f"[...document.querySelectorAll('.chart')].some((one) => one.chart.series.length >= {runs})"
             browser.wait_for("window.seen.curves", _SLOW_SECONDS)
             all_ms = browser.evaluate(f"window.until(() => {drawn}).then(() => performance.now())")

@@ -23,7 +23,7 @@ from service.app_state import AppState
 from service.auth.session_cookie import session_token
 from service.deps import AppStateDep, state_of
 
-_UNINDEXED_FILTERS = frozenset({"tag", "query", "since", "q", "sort"})
+_UNINDEXED_FILTERS = frozenset({"tag", "query", "since", "q", "sort", "ids", "charts"})
 READING_ENDPOINTS = frozenset({"read_contents", "get_public_job", "open_tensorboard", "sign_out", "call_tools"})
 """Functions of routes that send a body, but change nothing that a key with the scope `read` may not change."""
 _READING = frozenset({"GET", "HEAD"})

@@ -142,8 +142,8 @@ def jobs_url(**query: str | None) -> str:
 
 
 def runs_url(**query: str | None) -> str:
-    """Return the address of the workspace of these runs."""
-    return _with_query("/ui/runs", query)
+    """Return the address of these jobs with their charts."""
+    return jobs_url(**query, charts="1")
 
 
 def settings_url(page: str, **query: str | None) -> str:

@@ -1,10 +1,10 @@
-"""The workspace of runs: a table beside linked charts, of a query, a sweep, an array, a project or chosen jobs."""
+"""The page of a set of jobs, such as all, those of a query, a sweep or a project: a table beside linked charts."""
 
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -22,32 +22,36 @@ from core.jobs import queries
 from core.jobs.queries import JobFilter, JobPage
 from core.jobs.spec.arrays import array_name
 from core.jobs.tracking import metrics
-from core.jobs.tracking.array_totals import count_members
+from core.jobs.tracking.array_totals import count_members, last_extremes, members_with
 from core.search import saved_views
 from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX, parse_order
 from core.search.query_text import Term, parse_terms
 from service.app_state import AppState
-from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
+from service.auth.authentication import ListSlot, PageCaller, Principal, SearchSlot, require_key_or_session
 from service.auth.ownership import changeable
 from service.dashboard.forms.project_page import project_facts
 from service.dashboard.job.header import LIVE
 from service.dashboard.lists.job_list import (
     MOST_COUNTED,
     OPTION_PREFIX,
+    PAGE_JOBS,
     JobListQuery,
     ListState,
     column_choices,
     filter_among,
+    folds,
     shown_columns,
     sort_link,
     state_links,
+    suggest,
 )
 from service.dashboard.lists.now_page import main_metric
-from service.dashboard.rendering import NO_VALUE, format_number, render_page
+from service.dashboard.rendering import NO_VALUE, format_number, render_page, state_word
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
 from service.presenters.job_diff import comparable_options
-from service.presenters.jobs import job_views, public_state
+from service.presenters.jobs import folded_views, job_views, public_state
+from service.presenters.outputs.explanations import explanation_of
 from service.presenters.outputs.run_curves import Axis, CurvesQuery
 from service.presenters.sweeps import sweep_details
 from service.schemas.jobs import JobView
@@ -56,9 +60,11 @@ from service.schemas.sweeps import SweepDetails
 router = Router(dependencies=[Depends(require_key_or_session)])
 
 MOST_RUNS = 200
+NARROW_JOBS = 20  # a page of a phone, which says so by a cookie
 _RUNS_AT_ONCE = 25  # in one answer to the database, a piece of the response
 MOST_VALUES = 2_000_000  # read for one response: seconds of work
 _METRICS = 5  # columns, unless others are chosen
+_FEW_PARAMETERS = 3  # columns of a list without charts
 _CHARACTERS = 80  # of a value
 PRIVATE = {"Cache-Control": "private, no-store"}
 _SHOWN_ANYWAY = frozenset({"name", "machineType", "project"})  # options that the table shows otherwise
@@ -68,29 +74,32 @@ _DIGEST = re.compile(r"[0-9a-f]{40,}")
 
 
 @router.get("/ui/compare")
-def redirect_comparison(_caller: PageCaller, request: Request) -> Response:
-    return RedirectResponse(f"/ui/runs?{request.url.query}", 307)
+@router.get("/ui/runs")
+def redirect_runs(_caller: PageCaller, request: Request) -> Response:
+    return RedirectResponse(f"/ui/jobs?{'&'.join(filter(None, [request.url.query, 'charts=1']))}", 307)
 
 
-@router.get("/ui/runs", dependencies=[SearchSlot])
-def show_runs(
-    session: ReadSession, app_state: AppStateDep, caller: PageCaller, shown: Annotated[JobListQuery, Query()]
+@router.get("/ui/jobs", dependencies=[ListSlot])
+def show_jobs(
+    session: ReadSession,
+    app_state: AppStateDep,
+    caller: PageCaller,
+    request: Request,
+    shown: Annotated[JobListQuery, Query()],
 ) -> Response:
+    state = _state(request, shown)
     wanted, problem, page, terms = JobFilter(), None, JobPage([], None), list[Term]()
-    sweep, state = None, ListState(shown.text(), shown.sort, shown.columns(), "/ui/runs", shown.ids, MOST_RUNS)
+    sweep, views = None, list[JobView]()
     try:
         terms = parse_terms(state.q)
         sweep = _sweep(session, app_state, terms)
         state = replace(state, sort=state.sort or _first_order(state, sweep))
-        wanted = filter_among(session, app_state, caller.id, state.q, state.ids)
-        ordering = parse_order(session, state.sort)
-        page = queries.page(
-            session, wanted, limit=MOST_RUNS, after=shown.after or None, before=shown.before or None, ordering=ordering
-        )
+        wanted = replace(filter_among(session, app_state, caller.id, state.q, state.ids), folded=folds(state, terms))
+        page, views = _read(session, app_state, wanted, state, shown)
     except SpecInvalid as error:
         problem = error.message
-    views = job_views(session, app_state, page.jobs)
-    owned = {(view.owner_key, view.project_id) for view in [*views, sweep] if view}
+    kept_views = saved_views.of_user(session, caller.id)
+    cols = state.cols or (() if state.charts else saved_views.columns(kept_views))
     return render_page(
         "runs.html",
         400 if problem else 200,
@@ -98,28 +107,50 @@ def show_runs(
         shown=state,
         problem=problem,
         page=page,
-        at=shown.at,
-        did=shown.did.split(".") if shown.did else None,
-        runs=views,
-        sweep=sweep,
-        trials={trial.job_id: trial for trial in sweep.trials if trial.job_id} if sweep else {},
-        facts=project_facts(session, app_state, _value_of(terms, "project")),
-        array=array_name(views[0].name, views[0].array_index) if views and _value_of(terms, "array") else "",
+        rows=len(page.jobs),
+        asked=shown,
+        **_about(session, app_state, caller, terms, views, sweep),
         **_counts(session, wanted, sweep if len(terms) == 1 else None, problem),
-        **_table(session, state, views, sweep),
+        **_table(session, replace(state, cols=cols), views, sweep),
+        **suggest(session, app_state, caller, state, [] if problem or page.jobs else terms),
         states=state_links(state, terms),
-        views=saved_views.of_user(session, caller.id),
-        address=state.url(),
-        changeable=changeable(session, app_state, caller.id, owned),
-        live=any(view.state in LIVE for view in views) or bool(sweep and sweep.state == "running"),
+        causes={} if state.charts else {view.id: explanation_of(app_state.logs, view).evidence for view in views},
+        views=kept_views,
+        live=not state.charts or any(view.state in LIVE for view in views) or bool(sweep and sweep.state == "running"),
+        public_url=app_state.settings.public_url,
     )
 
 
+def _about(
+    session: Session,
+    app_state: AppState,
+    caller: Principal,
+    terms: Sequence[Term],
+    views: Sequence[JobView],
+    sweep: SweepDetails | None,
+) -> dict[str, Any]:
+    """Return the runs with what they belong to, and what of that this caller may change."""
+    owned = {(view.owner_key, view.project_id) for view in [*views, sweep] if view}
+    return {
+        "runs": views,
+        "sweep": sweep,
+        "trials": {trial.job_id: trial for trial in sweep.trials if trial.job_id} if sweep else {},
+        "facts": project_facts(session, app_state, _value_of(terms, "project")),
+        "array": array_name(views[0].name, views[0].array_index) if views and _value_of(terms, "array") else "",
+        "changeable": changeable(session, app_state, caller.id, owned),
+    }
+
+
+def _state(request: Request, shown: JobListQuery) -> ListState:
+    size = NARROW_JOBS if request.cookies.get("narrow") else MOST_RUNS if shown.charts else PAGE_JOBS
+    return ListState(shown.text(), shown.sort, shown.columns(), shown.ids, shown.charts, tuple(shown.open), size)
+
+
 def _first_order(state: ListState, sweep: SweepDetails | None) -> str:
-    """Return the order of the table unless one is chosen: the best trials first, else chosen jobs as they began."""
+    """Return the order of the table unless one is chosen: the best trials first, chosen jobs as they began."""
     if sweep and sweep.metric:
         return f"{'-' if sweep.goal == 'max' else ''}{METRIC_PREFIX}{sweep.metric}"
-    return "created" if state.ids else "-created"
+    return "created" if state.ids else ""
 
 
 def _value_of(terms: Sequence[Term], field: str) -> str | None:
@@ -133,15 +164,43 @@ def _sweep(session: Session, app_state: AppState, terms: Sequence[Term]) -> Swee
     return sweep_details(session, app_state, row) if row else None
 
 
+def _read(
+    session: Session, app_state: AppState, wanted: JobFilter, state: ListState, shown: JobListQuery
+) -> tuple[JobPage, list[JobView]]:
+    """Return a page, and its rows: jobs, and arrays as one row with their id, below it the members of those opened."""
+    ordering = parse_order(session, state.sort, folded=wanted.folded) if state.sort else None
+    page = queries.page(
+        session, wanted, limit=state.size, after=shown.after or None, before=shown.before or None, ordering=ordering
+    )
+    views = (folded_views if wanted.folded else job_views)(session, app_state, page.jobs)
+    arrays = {view.array_id for view in views} & {*state.open} if wanted.folded else ()
+    opened = {
+        array_id: queries.page(
+            session, replace(wanted, folded=False, array=array_id), limit=MOST_RUNS, ordering=ordering
+        ).jobs
+        for array_id in arrays
+    }
+    members = {
+        view.id: view for view in job_views(session, app_state, [job for jobs in opened.values() for job in jobs])
+    }
+    rows = list[JobView]()
+    for view in views:
+        if view.array_members is not None and view.array_id:
+            view.id = view.array_id
+        rows += [view, *(members[job.id] for job in opened.get(view.id, ()))]
+    return page, rows
+
+
 def _counts(session: Session, wanted: JobFilter, sweep: SweepDetails | None, problem: str | None) -> dict[str, Any]:
     """Return the number of jobs by state, and what they have cost; of a whole sweep, also its deleted jobs."""
     counts: Counter[str] = Counter()
     spent = [0.0, 0.0]
-    for some in [] if problem else count_members(session, queries.newest(session, wanted, most=MOST_COUNTED)):
+    of_jobs = replace(wanted, folded=False)
+    for some in [] if problem else count_members(session, queries.newest(session, of_jobs, most=MOST_COUNTED)):
         state = public_state(some.state, some.exit_code)
-        counts[{"Stopped": "Succeeded"}.get(state, state)] += some.members
+        counts[state_word(state)] += some.members
         spent = [spent[0] + (some.dollars or 0.0), spent[1] + (some.gpu_hours or 0.0)]
-    total = counts.total()
+    total = queries.count(session, wanted, most=MOST_COUNTED) if wanted.folded else counts.total()
     shown = {"count": f"{total:,}{'+' * (total == MOST_COUNTED)}", "matching": total % MOST_COUNTED}
     return {**shown, "counts": counts, "spent": [sweep.dollars, sweep.gpu_hours] if sweep else spent}
 
@@ -149,6 +208,9 @@ def _counts(session: Session, wanted: JobFilter, sweep: SweepDetails | None, pro
 def _table(session: Session, state: ListState, views: Sequence[JobView], sweep: SweepDetails | None) -> dict[str, Any]:
     """Return the columns and their values, the best of them marked."""
     last = metrics.last_values(session, [view.id for view in views])
+    extremes = last_extremes(session, {view.id for view in views if view.array_members is not None})
+    for array_id, ends in extremes.items():
+        last[array_id] = {name: both[expected_goal(name) == "max"] for name, both in ends.items()}
     with_metric = Counter(name for values in last.values() for name in values)
     metric = (sweep.metric if sweep else None) or main_metric(with_metric)
     varied = {
@@ -157,19 +219,21 @@ def _table(session: Session, state: ListState, views: Sequence[JobView], sweep: 
     names = sorted(
         varied, key=lambda name: (name != metric, _NO_RESULT.match(name) is not None, -with_metric[name], name)
     )
-    options = {view.id: comparable_options(view) for view in views}
-    columns = shown_columns(state.cols or _differing(views, options.values(), sweep, names[:_METRICS]))
+    options = {view.id: comparable_options(view) for view in views if view.array_members is None}
+    columns = shown_columns(state.cols or _default_columns(state, views, options, sweep, names))
     measured = [column.name for column in columns if column.metric]
     goals: dict[str, str] = {name: "" if _NO_RESULT.match(name) else expected_goal(name) for name in measured}
     best = {name: _best(name, goal, last) for name, goal in goals.items()}
     if sweep and sweep.metric:
         goals[sweep.metric], best[sweep.metric] = sweep.goal, {sweep.best.job_id if sweep.best else None}
+    of_arrays = {array_id: last[array_id][metric] for array_id in extremes if metric in last[array_id]}
     return {
         "last": last,
         "metric": metric,
         "goals": goals,
         "best": best,
         "best_run": next((view for view in views if view.id in best.get(str(metric), ())), None),
+        "best_members": members_with(session, metric, of_arrays) if metric and of_arrays else {},
         "options": {run: {name: _text(value) for name, value in given.items()} for run, given in options.items()},
         **column_choices(views, last, columns),
         "sort_links": {
@@ -178,27 +242,35 @@ def _table(session: Session, state: ListState, views: Sequence[JobView], sweep: 
     }
 
 
-def _differing(
+def _default_columns(
+    state: ListState,
     views: Sequence[JobView],
-    options: Iterable[Mapping[str, Any]],
+    options: Mapping[str, Mapping[str, Any]],
     sweep: SweepDetails | None,
     measured: Sequence[str],
 ) -> list[str]:
-    """Return the parameters and other options in which the runs differ, and the metrics."""
+    """Return the metrics, and the parameters in which the runs differ; beside charts, also other options."""
     rows = [
         {f"{PARAM_PREFIX}{name}": value for name, value in view.params.items()}
-        | {name: value for name, value in given.items() if not name.startswith((PARAM_PREFIX, "envVars."))}
-        for view, given in zip(views, options, strict=True)
+        | {name: value for name, value in options[view.id].items() if not name.startswith((PARAM_PREFIX, "envVars."))}
+        for view in views
+        if view.id in options
     ]
-    names = dict.fromkeys(name for row in rows for name in row if name not in _SHOWN_ANYWAY)
-    differing = [name for name in names if len({json.dumps(row.get(name)) for row in rows}) > 1]
+    given = Counter(name for row in rows for name in row if name not in _SHOWN_ANYWAY)
+    differing = [
+        name for name in given if len({json.dumps(row.get(name)) for row in rows if state.charts or name in row}) > 1
+    ]
     tried = [f"{PARAM_PREFIX}{name}" for name in sweep.space] if sweep else []
     chosen = list(dict.fromkeys([*tried, *sorted(name for name in differing if name.startswith(PARAM_PREFIX))]))
+    if not state.charts:
+        few = sorted(chosen, key=lambda name: -given[name])[:_FEW_PARAMETERS]
+        project = ["project"] if len({view.project for view in views}) > 1 else []
+        return [*measured[:1], *few, "machine", *project, "created", "duration", "cost"]
     listed = {*chosen, *(_PARAMETERS if chosen else ())}
     others = [f"{OPTION_PREFIX}{name}" for name in differing if name not in listed]
     shared = {"machineType": "machine", "project": "project"}
     fixed = [column for name, column in shared.items() if len({row[name] for row in rows}) > 1]
-    return [*measured[:1], *chosen, *measured[1:], *others, *fixed, "duration", "cost"]
+    return [*measured[:1], *chosen, *measured[1:_METRICS], *others, *fixed, "duration", "cost"]
 
 
 def _best(metric: str, goal: str, last: Mapping[str, Mapping[str, float]]) -> set[str | None]:

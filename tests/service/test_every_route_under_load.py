@@ -26,7 +26,7 @@ QUERIES = {
     "/jobs/{job_id}/artifacts/lines/search": "path=a.txt&query=text",
     "/ui/jobs/{job_id}/diff": "other={job_id}",
     "/ui/compare": "ids={job_id},{other_id}",
-    "/ui/compare/series": "ids={job_id},{other_id}&metrics=loss",
+    "/ui/runs/series": "ids={job_id},{other_id}",
     "/ui/jobs/{job_id}/artifacts/selected": "path=a.txt",
     "/ui/jobs/{job_id}/artifacts/view": "path=a.txt",
     "/ui/jobs/{job_id}/artifacts/frame": "path=a.txt",

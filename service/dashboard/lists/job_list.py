@@ -1,4 +1,4 @@
-"""The list of jobs: searched, sorted, with chosen columns, and with actions on selected jobs."""
+"""Queries, orders and columns of the table of jobs, and actions on selected jobs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,32 +13,29 @@ from sqlalchemy import or_
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
-from core.errors import CursorInvalid, SpecInvalid
+from core.errors import SpecInvalid
 from core.jobs import queries
 from core.jobs.queries import JobFilter
 from core.jobs.spec.arrays import is_array_id
-from core.jobs.tracking import metrics
 from core.search import saved_views
 from core.search.completion import complete
 from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX
 from core.search.conditions import STATES
-from core.search.query_text import Term, parse_terms, quote
+from core.search.query_text import Term, quote
 from core.search.unknown_names import UnknownName, find_unknown_names
 from service import job_actions
 from service.app_state import AppState
-from service.auth.authentication import ListSlot, PageCaller, Principal, SearchSlot, require_key_or_session
-from service.auth.ownership import changeable
+from service.auth.authentication import PageCaller, Principal, SearchSlot, require_key_or_session
 from service.dashboard.login import FormTexts, SameOriginForm, read_form
-from service.dashboard.rendering import job_url, render_page, runs_url
+from service.dashboard.rendering import job_url, runs_url
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.routing import Router
-from service.presenters.job_list import jobs_page, read_filter
-from service.presenters.outputs.explanations import explanation_of
+from service.presenters.job_list import read_filter
 from service.schemas.base import parse_request
 from service.schemas.comparisons import CompareJobs
 from service.schemas.job_changes import ActionResult, JobActions
 from service.schemas.job_list import ListJobs
-from service.schemas.jobs import JobsPage, JobView
+from service.schemas.jobs import JobView
 from service.submission import compare
 from service.submission.stages import RequestOrigin
 
@@ -105,12 +102,14 @@ class JobListQuery(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel)
 
     q: str = Field("", max_length=500)
-    ids: str = Field("", max_length=3200, description="ids of jobs and arrays, comma separated, in a workspace")
+    ids: str = Field("", max_length=3200, description="ids of the only jobs and arrays, comma separated")
     sort: str = Field("", max_length=200)
     cols: list[str] = Field([], max_length=20)
     after: str = ""
     before: str = ""
-    at: int = Field(1, ge=1, description="number of the first job of the page")
+    at: int = Field(1, ge=1, description="number of the first row of the page")
+    charts: str = Field("", pattern="^1?$", description="1: charts beside the table")
+    open: list[str] = Field([], max_length=20, description="arrays whose members are shown below their row")
     did: str = Field("", pattern=r"^$|^(stop|delete|tag)\.\d{1,3}\.\d{1,3}$", description="an action and its counts")
     state: str = ""
     project: str = ""
@@ -134,71 +133,36 @@ class JobListQuery(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ListState:
-    """The query, order and columns that the addresses of a list share."""
+    """The state that the addresses of a set of jobs share."""
 
     q: str
     sort: str
     cols: tuple[str, ...]
-    path: str = "/ui/jobs"
     ids: str = ""  # of the only jobs, comma separated; empty: all
-    size: int = PAGE_JOBS  # most jobs of a page
+    charts: str = ""  # "1": beside the table
+    open: tuple[str, ...] = ()  # arrays whose members are shown below their row
+    size: int = PAGE_JOBS  # most rows of a page
 
     def url(self, **changes: str | int | tuple[str, ...] | None) -> str:
         """Return the address of this list with changes, from its first page unless they name another."""
-        values = {"q": self.q, "ids": self.ids, "sort": self.sort, "cols": self.cols} | changes
+        names = ("q", "ids", "sort", "cols", "charts", "open")
+        values = {name: getattr(self, name) for name in names} | changes
         given = urlencode({name: value for name, value in values.items() if value}, doseq=True)
-        return f"{self.path}?{given}" if given else self.path
+        return f"/ui/jobs?{given}" if given else "/ui/jobs"
+
+    def toggle(self, array_id: str) -> str:
+        """Return the address with an array opened, or closed."""
+        others = tuple(name for name in self.open if name != array_id)
+        return self.url(open=others if len(others) < len(self.open) else (*others, array_id))
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A link that changes the query: a term to remove, or a state to show alone."""
+    """A link that changes the query."""
 
     text: str
     url: str
     chosen: bool = False
-
-
-@router.get("/ui/jobs", dependencies=[ListSlot])
-def show_jobs(
-    session: ReadSession, app_state: AppStateDep, caller: PageCaller, shown: Annotated[JobListQuery, Query()]
-) -> Response:
-    state = ListState(shown.text(), shown.sort, shown.columns())
-    views = saved_views.of_user(session, caller.id)
-    columns = shown_columns(state.cols or saved_views.columns(views))
-    try:
-        terms = parse_terms(state.q)
-        page, count = _read(session, app_state, caller, shown, state)
-        problem = None
-    except CursorInvalid:
-        raise
-    except SpecInvalid as error:
-        terms, page, count, problem = [], JobsPage(jobs=[], next=None), 0, error.message
-    last = metrics.last_values(session, [job.id for job in page.jobs])
-    return render_page(
-        "lists/jobs.html",
-        400 if problem else 200,
-        caller=caller,
-        found=page,
-        shown=state,
-        views=views,
-        address=state.url(cols=tuple(column.name for column in columns[2:])),
-        did=shown.did.split(".") if shown.did else None,
-        count=f"{MOST_COUNTED - 1:,}+" if count == MOST_COUNTED else f"{count:,}",
-        matching=0 if count == MOST_COUNTED else count,
-        problem=problem,
-        **_suggest(session, app_state, caller, state, [] if problem or page.jobs else terms),
-        paged=bool(shown.after or shown.before),
-        at=shown.at,
-        chips=[_chip(state, terms, term) for term in terms],
-        states=state_links(state, terms),
-        last=last,
-        **column_choices(page.jobs, last, columns),
-        changeable=changeable(session, app_state, caller.id, ((job.owner_key, job.project_id) for job in page.jobs)),
-        sort_links={column.name: sort_link(state, column) for column in columns},
-        causes={job.id: explanation_of(app_state.logs, job).evidence for job in page.jobs},
-        public_url=app_state.settings.public_url,
-    )
 
 
 def column_choices(
@@ -212,7 +176,7 @@ def column_choices(
     return {"columns": columns, "choices": COLUMNS, **offered}
 
 
-def _suggest(
+def suggest(
     session: Session, app_state: AppState, caller: Principal, state: ListState, terms: Sequence[Term]
 ) -> dict[str, Sequence[object]]:
     """Return queries that find jobs, with a state for its word, without stars, or with a name that jobs have."""
@@ -228,16 +192,12 @@ def _suggest(
     return {"suggested": chips, "unknown": [(name, _offer(state, name)) for name in unknown]}
 
 
-def _read(
-    session: Session, app_state: AppState, caller: Principal, shown: JobListQuery, state: ListState
-) -> tuple[JobsPage, int]:
-    # A term on what members differ in shows these; else an array is one row.
-    fold = all(term.field in _SHARED_FIELDS and term.operator == ":" for term in parse_terms(state.q))
-    given = {"q": state.q, "sort": state.sort, "after": shown.after, "before": shown.before, "fold": fold}
-    wanted = ListJobs.model_validate({name: value for name, value in given.items() if value} | {"limit": PAGE_JOBS})
-    matches = read_filter(session, app_state, caller.id, wanted)
-    page = jobs_page(session, app_state, caller.id, wanted)
-    return page, queries.count(session, matches, most=MOST_COUNTED)
+def folds(state: "ListState", terms: Sequence[Term]) -> bool:
+    """Return whether an array is one row: not if jobs are chosen, found or sorted by what its members differ in."""
+    orders = {"", STATE.sort, NAME.sort, *(column.sort for column in COLUMNS)}
+    if state.ids or state.sort.removeprefix("-") not in orders:
+        return False
+    return all(term.field in _SHARED_FIELDS and term.operator == ":" for term in terms)
 
 
 def _offer(state: ListState, unknown: UnknownName) -> list[Chip]:
@@ -248,11 +208,6 @@ def _offer(state: ListState, unknown: UnknownName) -> list[Chip]:
         Chip(choice, state.url(q=state.q.replace(term.text, choice)))
         for choice in (*texts, quote(term.text, always=True))
     ]
-
-
-def _chip(state: ListState, terms: list[Term], removed: Term) -> Chip:
-    rest = " ".join(term.text for term in terms if term is not removed)
-    return Chip(removed.text, state.url(q=rest))
 
 
 def state_links(state: ListState, terms: list[Term]) -> list[Chip]:
@@ -296,7 +251,7 @@ async def _action_form(request: Request, _caller: PageCaller) -> ActionForm:
     texts = {name: value for name, value in form.items() if isinstance(value, str)}
     ids = [job_id for job_id in form.getlist("ids") if isinstance(job_id, str)]
     back = texts.get("back", "")
-    safe = back if back.startswith(("/ui/jobs", "/ui/runs")) else "/ui/jobs"
+    safe = back if back.startswith("/ui/jobs") else "/ui/jobs"
     every = texts.get("every") == "yes"
     query = texts.get("q", ""), texts.get("among", "")
     return ActionForm(texts.get("action", ""), ids, texts.get("tag", "").strip(), safe, *query, every)

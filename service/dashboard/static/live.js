@@ -29,25 +29,25 @@ export function keepFresh() {
 }
 
 // Links and forms of the workspace change its address: the parts that differ are replaced, and the charts stay.
-const OF_THE_LIST = ["q", "ids", "sort", "cols", "after", "before", "at", "did", "state", "project", "machineType", "tag", "query"];
+const OF_THE_LIST = ["q", "ids", "sort", "cols", "after", "before", "at", "did", "state", "project", "machineType", "tag", "query", "charts", "open"];
 
 export function stayOnPage() {
-  const go = (event, address) => {
+  const go = (event, { dataset }, address) => {
     event.preventDefault();
     for (const [name, value] of new URLSearchParams(location.search)) if (!OF_THE_LIST.includes(name)) address.searchParams.append(name, value);
-    if (event.target.dataset.stay === "load") return location.assign(address);
+    if (dataset.stay === "load") return location.assign(address);
     history.pushState(null, "", address);
     return Promise.resolve(under_way).then(refresh).then(() => failures && location.reload());
   };
   addEventListener("popstate", () => location.reload());
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a[data-stay]");
-    if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey) go(event, new URL(link.href));
+    if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey) go(event, link, new URL(link.href));
   });
   document.addEventListener("submit", (event) => {
     if (!("stay" in event.target.dataset)) return;
     const given = new URLSearchParams([...new FormData(event.target)].filter(([, value]) => value));
-    go(event, new URL(`?${given}`, event.target.action));
+    go(event, event.target, new URL(`?${given}`, event.target.action));
   });
 }
 

@@ -9,6 +9,7 @@ import { showLog } from "./log/viewer.js";
 import { listenForKeys } from "./palette.js";
 import { selectRows } from "./table.js";
 import { tellTimes } from "./times.js";
+import { resizeTable } from "./widths.js";
 
 function enliven(part) {
   tellTimes(part);
@@ -40,10 +41,16 @@ document.querySelectorAll("[data-complete]").forEach(completeQuery);
 // A view is what the page shows now, with the options that scripts keep in its address.
 document.addEventListener("submit", ({ target }) => {
   const address = target.querySelector("[data-address]");
-  if (address && location.pathname === "/ui/runs") address.value = location.pathname + location.search;
+  if (address) address.value = location.pathname + location.search;
 });
 
-if (document.querySelector("main.workspace")) stayOnPage();
+if (document.querySelector("main.workspace")) {
+  stayOnPage();
+  resizeTable();
+}
+
+// A phone's pages have fewer rows.
+document.cookie = `narrow=${matchMedia("(max-width: 760px)").matches ? 1 : ""}; path=/ui/jobs; SameSite=Lax`;
 
 const job = document.querySelector("[data-job-form]");
 if (job) checkWhileTyping(job, enliven);

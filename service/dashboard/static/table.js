@@ -7,12 +7,13 @@ let last = "";
 let current = "";
 
 export function selectRows(form) {
+  let whole = false; // all that match, in place of the ticked rows
   const boxes = () => [...form.querySelectorAll('input[name="ids"]')];
-  const bulk = form.querySelector("[data-bulk]");
-  const every = form.querySelector("[data-every]");
 
   function show() {
     const all = boxes();
+    const bulk = form.querySelector("[data-bulk]");
+    const every = form.querySelector("[data-every]");
     for (const box of all) {
       box.checked = selected.has(box.value);
       box.closest("tr").classList.toggle("current", box.value === current);
@@ -22,8 +23,8 @@ export function selectRows(form) {
       bulk.classList.toggle("none", count === 0);
       bulk.querySelector("[data-selected]").textContent = `${count} selected`;
       if (every) every.hidden = count < all.length || count === 0;
-      if (!every || every.hidden) form.elements.every.value = "";
-      const whole = form.elements.every.value !== "";
+      whole &&= every !== null && !every.hidden;
+      form.elements.every.value = whole ? "yes" : "";
       if (whole) bulk.querySelector("[data-selected]").textContent = `All ${every.dataset.every} that match selected`;
       if (whole) every.hidden = true;
       for (const button of bulk.querySelectorAll("[data-few]")) button.disabled = whole;
@@ -39,13 +40,8 @@ export function selectRows(form) {
     }
   }
 
-  every?.addEventListener("click", () => {
-    form.elements.every.value = "yes";
-    show();
-  });
-
   function choose(values, on) {
-    form.elements.every.value = "";
+    whole = false;
     for (const value of values) {
       if (on) selected.add(value);
       else selected.delete(value);
@@ -54,6 +50,10 @@ export function selectRows(form) {
   }
 
   form.addEventListener("click", (event) => {
+    if (event.target.matches("[data-every]")) {
+      whole = true;
+      show();
+    }
     const box = event.target.closest('input[name="ids"]');
     if (!box) return;
     const values = boxes().map((one) => one.value);

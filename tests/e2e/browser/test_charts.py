@@ -231,7 +231,7 @@ def test_runs_are_lit_hidden_sorted_and_grouped_together(service, browser, train
     browser.wait_for("document.querySelector('.badge').innerText === 'Running'")
     end(service, browser, other)
     browser.open(f"{service.cli_json['url']}/ui/compare?ids={trained},{other}")
-    assert browser.evaluate("location.pathname") == "/ui/runs", "old addresses lead here"
+    assert browser.evaluate("location.pathname") == "/ui/jobs", "old addresses lead here"
     chart = LOSS.replace("'loss'", "'val/error'")
     browser.wait_for(chart)
     browser.evaluate(f"{chart}.scrollIntoView()")
@@ -289,7 +289,7 @@ def test_labels_of_panels_are_whole_and_of_four_digits(service, browser):
     ids = [service.submit(command % (one["lr"] / -3), params=one) for one in params]
     for job_id in ids:
         service.wait_ended(job_id)
-    browser.open(f"{service.cli_json['url']}/ui/runs?ids={','.join(ids)}")
+    browser.open(f"{service.cli_json['url']}/ui/jobs?ids={','.join(ids)}&charts=1")
     browser.wait_for("document.querySelectorAll('.panel svg').length === 2")
     labels = browser.evaluate("""[...document.querySelectorAll(".panel svg text")].map((label) => {
         const [inner, outer] = [label, label.closest("svg")].map((box) => box.getBoundingClientRect());
@@ -317,7 +317,7 @@ def test_a_chart_is_saved_as_a_table_and_as_an_image(service, browser, trained):
 
 def test_the_table_of_runs_is_saved_with_its_numbers_and_without_formulas(service, browser):
     ids = [service.submit("true", name="=1+1", params={"bias": bias}) for bias in (-0.5, -2)]
-    browser.open(f"{service.cli_json['url']}/ui/runs?ids={','.join(ids)}&cols=params.bias")
+    browser.open(f"{service.cli_json['url']}/ui/jobs?ids={','.join(ids)}&cols=params.bias&charts=1")
     browser.wait_for("document.querySelector('[data-eye]').firstElementChild.style.background")
     browser.evaluate(KEEP_DOWNLOADS)
     browser.click("[data-csv]")

@@ -78,7 +78,7 @@ def browser(request, chromium, service):
 
 
 def test_the_pages_of_a_hostile_job_and_its_metrics_are_safe(service, job_id, browser):
-    visit(service, browser, "", "document.querySelector('.jobs')")
+    visit(service, browser, "", "document.querySelector('[data-runs-table]')")
     visit(service, browser, f"/{job_id}", "document.querySelector('.tiles') && document.querySelector('.log.last')")
     visit(service, browser, f"/{job_id}/log", "document.querySelector('#log .row')")
     assert browser.evaluate("document.querySelectorAll('#log a[href^=javascript]').length") == 0

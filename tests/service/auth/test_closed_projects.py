@@ -189,7 +189,7 @@ def test_a_job_waits_for_no_hidden_one_and_ends_with_one_that_it_no_longer_sees(
 
 def test_the_page_of_a_project_shows_its_members(client, bob, join):
     join(bob[0], "viewer")
-    page = client.get("/ui/runs?q=project:red", headers=bob[1]).text
+    page = client.get("/ui/jobs?q=project:red&charts=1", headers=bob[1]).text
     members = page.partition('<dd id="members">')[2].partition("</dd>")[0]
     assert [name in members for name in ("tests", "maintainer", "bob", "viewer")] == [True] * 4
     assert "gradient-cli projects update red --open" in page

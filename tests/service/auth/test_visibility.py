@@ -60,7 +60,9 @@ def shown(client, headers):
         assert answer.status_code == 200, (address, answer.text)
         found[address] = Counter(names(answer.json()))
     days = client.get("/costs?by=day&days=2", headers=headers).json()["rows"]
-    pages = [client.get(page, headers=headers).text for page in ("/ui", "/ui/runs", "/ui/jobs", "/ui/machines")]
+    pages = [
+        client.get(page, headers=headers).text for page in ("/ui", "/ui/jobs", "/ui/jobs?charts=1", "/ui/machines")
+    ]
     return found, sum(row["jobs"] for row in days), pages
 
 

@@ -47,7 +47,7 @@ def test_a_job_on_a_free_machine_costs_gpu_hours(client, signed_in_browser, run_
     assert (folded["cost"], folded["gpuHours"]) == (0, 3)
     assert "1.5 GPU hours · On other machines" in _text(signed_in_browser.get(f"/ui/jobs/{first}"))
     assert "3 GPU hours" in _text(signed_in_browser.get("/ui/jobs?fold=1"))
-    assert "Spent 3 GPU hours (A100) for jobs" in _text(signed_in_browser.get("/ui/runs?q=project:default"))
+    assert "Spent 3 GPU hours (A100) for jobs" in _text(signed_in_browser.get("/ui/jobs?q=project:default&charts=1"))
     assert re.search(r"Cost today \S+ GPU hours? \(A100\)", _text(signed_in_browser.get("/ui"))), "since midnight alone"
 
 
@@ -57,7 +57,7 @@ def test_a_sweep_on_free_machines_costs_gpu_hours(client, signed_in_browser, run
     run_free(*_members(client, sweep))
     made = client.get(f"/sweeps/{sweep}").json()
     assert (made["dollars"], made["gpuHours"]) == (0, pytest.approx(3, abs=0.01))
-    for page in ("/ui/sweeps", f"/ui/runs?q=sweep:{sweep}"):
+    for page in ("/ui/sweeps", f"/ui/jobs?q=sweep:{sweep}&charts=1"):
         assert "3 GPU hours" in _text(signed_in_browser.get(page)), page
 
 

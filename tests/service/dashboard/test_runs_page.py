@@ -49,7 +49,7 @@ def test_runs_are_rows_and_what_differs_and_metrics_are_columns(signed_in_browse
     assert of_ids["val/loss"] == ("0.5", "0.2*", "0.9"), "the lowest loss is the best"
     assert of_ids["accuracy"] == ("0.5", "0.8*", "0.1")
     assert not {"tags", "Machine", "Project"} & of_ids.keys(), "the runs have them in common"
-    page = signed_in_browser.get("/ui/runs", params={"q": "tag:sweep"}).text
+    page = signed_in_browser.get("/ui/jobs", params={"charts": "1", "q": "tag:sweep"}).text
     assert {name: values[::-1] for name, values in columns(page).items()} == of_ids
     assert re.search(r"best accuracy <a[^>]*>0.8<", page)
     assert ">Succeeded 3</a>" in page
@@ -57,12 +57,12 @@ def test_runs_are_rows_and_what_differs_and_metrics_are_columns(signed_in_browse
 
 @pytest.mark.usefixtures("runs")
 def test_the_table_is_sorted_by_each_head_and_shows_the_chosen_columns(signed_in_browser):
-    query = {"q": "tag:sweep", "sort": "metric.val/loss"}
-    page = signed_in_browser.get("/ui/runs", params=query).text
+    query = {"q": "tag:sweep", "charts": "1", "sort": "metric.val/loss"}
+    page = signed_in_browser.get("/ui/jobs", params=query).text
     assert columns(page)["RATE"] == ("0.03", "0.01", "0.1")
     down = html.unescape(re.search(r'aria-sort="ascending"[^>]*><a[^>]*href="([^"]+)">val/loss<', page)[1])
     assert columns(signed_in_browser.get(down).text)["RATE"] == ("0.1", "0.01", "0.03")
-    hidden = signed_in_browser.get("/ui/runs", params=query | {"cols": ["cost", "option.command"]}).text
+    hidden = signed_in_browser.get("/ui/jobs", params=query | {"cols": ["cost", "option.command"]}).text
     assert columns(hidden).keys() == {"Job", "State", "Cost", "command"}
     assert columns(hidden)["command"][0] == "train --lr 0.03"
 
@@ -70,7 +70,7 @@ def test_the_table_is_sorted_by_each_head_and_shows_the_chosen_columns(signed_in
 @pytest.mark.usefixtures("runs")
 def test_pages_of_many_runs_say_their_place(signed_in_browser, monkeypatch):
     monkeypatch.setattr(runs_page, "MOST_RUNS", 2)
-    page = signed_in_browser.get("/ui/runs", params={"q": "tag:sweep"}).text
+    page = signed_in_browser.get("/ui/jobs", params={"charts": "1", "q": "tag:sweep"}).text
     assert "1\N{EN DASH}2 of 3 jobs" in page
     onward = html.unescape(re.search(r'href="([^"]+)" rel="next"', page)[1])
     assert "3\N{EN DASH}3 of 3 jobs" in signed_in_browser.get(onward).text
@@ -88,7 +88,7 @@ def act(browser, page, **fields):
 def test_all_that_match_are_looked_for_among_the_chosen_jobs_alone(signed_in_browser, client, runs, monkeypatch):
     array = client.post("/jobs", json=make_job_body(array="0,1,2,3")).json()["arrayId"]
     monkeypatch.setattr(runs_page, "MOST_RUNS", 2)
-    page = signed_in_browser.get("/ui/runs", params={"ids": f"{array},{runs[0]}"}).text
+    page = signed_in_browser.get("/ui/jobs", params={"charts": "1", "ids": f"{array},{runs[0]}"}).text
     assert "Select all 5 that match" in page
     assert "of 5 jobs" in act(signed_in_browser, page, action="compare", every="yes")
     assert "Tagged: 5 jobs" in act(signed_in_browser, page, action="tag", tag="mine", every="yes")
@@ -96,8 +96,8 @@ def test_all_that_match_are_looked_for_among_the_chosen_jobs_alone(signed_in_bro
 
 
 def test_a_full_page_of_runs_is_acted_on_at_once(signed_in_browser, client):
-    client.post("/jobs", json=make_job_body(array=",".join(map(str, range(200)))))
-    page = signed_in_browser.get("/ui/runs").text
+    made = client.post("/jobs", json=make_job_body(array=",".join(map(str, range(200))))).json()["arrayId"]
+    page = signed_in_browser.get(f"/ui/jobs?q=array:{made}&charts=1").text
     assert "Asked to stop: 200 jobs" in act(signed_in_browser, page, action="stop")
 
 
@@ -162,6 +162,6 @@ def test_runs_with_many_values_are_sampled_and_say_so(signed_in_browser, runs, d
 
 
 def test_an_empty_workspace_and_a_wrong_query_say_so(signed_in_browser):
-    assert "No jobs here" in signed_in_browser.get("/ui/runs?ids=jnone").text
-    wrong = signed_in_browser.get("/ui/runs", params={"q": "stat:failed"})
+    assert "No jobs here" in signed_in_browser.get("/ui/jobs?ids=jnone&charts=1").text
+    wrong = signed_in_browser.get("/ui/jobs", params={"charts": "1", "q": "stat:failed"})
     assert (wrong.status_code, "not a field" in wrong.text) == (400, True)

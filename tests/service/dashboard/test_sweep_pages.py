@@ -43,12 +43,12 @@ def test_a_sweep_shows_its_trials_with_the_best_marked(client, stores, worker):
     assert re.search(r"best loss <a[^>]*>0.5<", page)
     names = re.findall(r'<tr data-run.*?<a id="[^>]*>(tune\[\d\])<', page, re.DOTALL)
     assert names == ["tune[1]", "tune[2]", "tune[0]", "tune[3]"], "the best first, those without a value last"
-    assert re.findall(r'class="number nowrap best" data-value="([\d.]+)"', page) == ["0.5"]
+    assert re.findall(r'class="number best brief" data-value="([\d.]+)"', page) == ["0.5"]
     assert ">Succeeded 3</a>" in page
     assert "4 of 4 trials" in page
     lr = made["trials"][0]["params"]["lr"]
     assert f">{lr:.4g}"[:5] in page
-    assert client.get(f"/ui/runs?ids={made['id']}").text.count("<tr data-run=") == 4
+    assert client.get(f"/ui/jobs?ids={made['id']}&charts=1").text.count("<tr data-run=") == 4
     job = client.get(f"/ui/jobs/{made['trials'][0]['jobId']}/config").text
     assert f'<dt>Sweep</dt><dd><a href="/ui/sweeps/{made["id"]}">' in job
 
@@ -56,11 +56,11 @@ def test_a_sweep_shows_its_trials_with_the_best_marked(client, stores, worker):
 def test_trials_of_programs_have_rows_without_a_job(client):
     made = client.post("/sweeps", json={"space": {"x": "1,2"}, "metric": "loss:min", "method": "grid"}).json()
     path = f"/sweeps/{made['id']}/trials"
-    empty = client.get(f"/ui/runs?q=sweep:{made['id']}").text
+    empty = client.get(f"/ui/jobs?q=sweep:{made['id']}&charts=1").text
     assert f'gradient_jobs.Client().sweeps.get("{made["id"]}").ask()' in empty
     client.post(path, json={"key": "k" * 16})
     client.post(f"{path}/0", json={"key": "k" * 16, "values": [{"step": 0, "value": 0.5}], "end": "complete"})
-    page = client.get(f"/ui/runs?q=sweep:{made['id']}").text
+    page = client.get(f"/ui/jobs?q=sweep:{made['id']}&charts=1").text
     assert 'id="trial-0">Trial 0 <span class="badge running">Best</span></th>' in re.sub(r"\s+</th>", "</th>", page)
     assert "with trials requested by programs" in page
     assert "No jobs here" not in page
@@ -69,7 +69,7 @@ def test_trials_of_programs_have_rows_without_a_job(client):
 
 def test_the_owner_alone_pauses_stops_and_deletes_it(client, bob):
     made = create(client)
-    page = f"/ui/runs?q=sweep%3A{made['id']}"
+    page = f"/ui/jobs?q=sweep%3A{made['id']}&charts=1"
 
     def press(action, headers=None):
         return client.post(

@@ -25,17 +25,17 @@ def test_columns_are_remembered_for_the_user(signed_in_browser):
     form = {"q": "tag:sweep", "sort": "name", "cols": ["cost", "params.lr", "val/loss acc"]}
     answer = signed_in_browser.post("/ui/jobs/columns", data=form, follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (303, "/ui/jobs?q=tag%3Asweep&sort=name")
-    assert titles(signed_in_browser.get("/ui/jobs").text) == ["State", "Job", "Cost", "lr", "val/loss", "acc"]
-    assert titles(signed_in_browser.get("/ui/jobs?cols=machine").text) == ["State", "Job", "Machine"]
+    assert titles(signed_in_browser.get("/ui/jobs").text) == ["Job", "State", "Cost", "lr", "val/loss", "acc"]
+    assert titles(signed_in_browser.get("/ui/jobs?cols=machine").text) == ["Job", "State", "Machine"]
 
 
 def test_views_are_kept_by_name_and_deleted(signed_in_browser):
-    address = "/ui/runs?q=tag%3Asweep&group=opt"
+    address = "/ui/jobs?q=tag%3Asweep&group=opt&charts=1"
     kept = signed_in_browser.post("/ui/views", data={"name": "my sweep", "address": address}, follow_redirects=False)
     assert kept.headers["location"] == address
-    link = '<a href="/ui/runs?q=tag%3Asweep&amp;group=opt">my sweep</a>'
+    link = '<a href="/ui/jobs?q=tag%3Asweep&amp;group=opt&amp;charts=1">my sweep</a>'
     assert link in signed_in_browser.get("/ui/jobs").text
-    assert link in signed_in_browser.get("/ui/runs?q=tag:sweep").text
+    assert link in signed_in_browser.get("/ui/jobs?q=tag:sweep&charts=1").text
     gone = {"name": "my sweep", "address": "/ui/jobs", "action": "delete"}
     assert signed_in_browser.post("/ui/views", data=gone, follow_redirects=False).status_code == 303
     assert link not in signed_in_browser.get("/ui/jobs").text
@@ -96,7 +96,7 @@ def test_an_action_is_for_all_jobs_that_the_query_finds(signed_in_browser, clien
     tagged = signed_in_browser.post("/ui/jobs/actions", data=form | {"action": "tag"}, follow_redirects=False)
     assert tagged.headers["location"] == "/ui/jobs?did=tag.30.0"
     compared = signed_in_browser.post("/ui/jobs/actions", data=form | {"action": "compare"}, follow_redirects=False)
-    assert compared.headers["location"] == "/ui/runs?q=tag%3Aof-1"
+    assert compared.headers["location"] == "/ui/jobs?q=tag%3Aof-1&charts=1"
     found = client.get("/jobs", params={"tag": "old", "limit": 200}).json()["jobs"]
     assert {job["id"] for job in found} == set(made[1::2])
 

@@ -131,7 +131,7 @@ def test_the_line_of_an_array_has_the_time_and_the_cost_of_all_its_members(clien
         assert [job["name"] for job in folded(f"&sort={column}")] == ["alone", "four"]
     page = re.sub(r"\s+", " ", client.get("/ui/jobs").text)
     assert "array of 4" in page
-    assert 'class="number nowrap" data-value="14400.0">4 h 00 min</td>' in page
+    assert 'class="number brief" data-value="14400.0">4 h 00 min</td>' in page
     for job in client.get("/jobs", params={"q": f"array:{array_id}"}).json()["jobs"]:
         client.post(f"/jobs/{job['id']}/stop")
     assert folded()[0]["finishedAt"] is not None
@@ -222,11 +222,11 @@ def test_the_page_of_jobs_shows_an_array_as_one_row_that_opens(client, array):
         assert "array of 3" in page
         assert f'value="{array_id}"' in page
         assert jobs[1]["id"] not in page
-        assert f"/ui/runs?q=array%3A{array_id}" in page
-    opened = client.get("/ui/runs", params={"q": f"array:{array_id}"}).text
+        assert f"/ui/jobs?q=array%3A{array_id}&amp;charts=1" in page
+    opened = client.get("/ui/jobs", params={"charts": "1", "q": f"array:{array_id}"}).text
     assert "<h1>sweep</h1>" in opened
     assert all(f'value="{job["id"]}"' in opened for job in jobs)
-    compared = client.get("/ui/runs", params={"ids": array_id}).text
+    compared = client.get("/ui/jobs", params={"charts": "1", "ids": array_id}).text
     assert all(job["id"] in compared for job in jobs)
     assert f"array%3A{array_id}" in client.get(f"/ui/jobs/{jobs[1]['id']}/config").text
 

@@ -387,5 +387,5 @@ def test_the_page_of_a_sweep_without_a_running_trial_shows_it(client, sweep, dat
     client.post(f"/sweeps/{made['id']}/stop").raise_for_status()
     with database.write() as session:
         session.execute(update(SweepTrial).values(state="cancelled"))
-    page = client.get(f"/ui/runs?q=sweep:{made['id']}")
+    page = client.get(f"/ui/jobs?q=sweep:{made['id']}&charts=1")
     assert (page.status_code, "tune" in page.text) == (200, True)

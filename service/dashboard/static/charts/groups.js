@@ -9,8 +9,9 @@ const MOST_PLACES = 300;
 export function groupRows(rows, column) {
   const found = new Map();
   for (const [row, run] of rows) {
-    const { value } = row.cells[column].dataset;
-    if (!found.has(value)) found.set(value, { label: row.cells[column].innerText || "–", value, runs: new Set() });
+    const label = row.cells[column].innerText || "–";
+    const { value = label } = row.cells[column].dataset;
+    if (!found.has(value)) found.set(value, { label, value, runs: new Set() });
     found.get(value).runs.add(run);
   }
   return [...found.values()].sort((one, other) => one.value - other.value || one.value.localeCompare(other.value));

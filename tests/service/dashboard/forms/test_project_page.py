@@ -47,6 +47,6 @@ def test_spending_is_the_cost_of_jobs_submitted_in_the_last_30_days(signed_in_br
             times = {name: run[name] for name in ("started_at", "ended_at")}
             session.add(Attempt(job_id=made, attempt=1, worker="w", host="h", claimed_at=start, **times))
     client.post("/jobs", json=make_job_body(project="p", name="waits"))
-    page = signed_in_browser.get("/ui/runs?q=project:p")
+    page = signed_in_browser.get("/ui/jobs?q=project:p&charts=1")
     assert "Spent $3.00 for jobs of the last 30 days Running" in words(page)
     assert 'title="All attempts of the jobs submitted in the last 30 days, at the list price">Spent' in page.text
