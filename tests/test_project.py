@@ -43,7 +43,6 @@ TERMS = {
     **dict.fromkeys(("patience", "patient"), "timeout, retry"),
     **dict.fromkeys(("way", "ways"), "mode, path"),
     **dict.fromkeys(("stray", "strays"), "orphan"),
-    **dict.fromkeys(("verdict", "verdicts"), "result, reason"),
     **dict.fromkeys(("note", "noted"), "record, set, update"),
     **dict.fromkeys(("look", "looks", "looked"), "poll, query, check"),
     **dict.fromkeys(("told", "say", "said"), "report, print, output"),
