@@ -66,6 +66,27 @@ def print_table(
         print(terminal.style(text, "bold", sys.stdout) if index == 0 else text)
 
 
+def print_list(
+    args: argparse.Namespace,
+    answer: object,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    empty: str = "",
+    **columns: Sequence[str],
+) -> int:
+    """Print what a command lists: the JSON object with `--json`, else a table, or `empty` on stderr if it has no rows.
+
+    `columns`: those of `print_table`. Returns OK.
+    """
+    if args.json:
+        return print_json(answer)
+    if rows or not empty:
+        print_table(heads, rows, **columns)
+    else:
+        terminal.print_message(empty)
+    return OK
+
+
 def describe_port(port: Mapping[str, Any]) -> str:
     """Describe a job's port: `http://host:20001 (its port 8080)`, before it runs `any free port (its port 8080)`."""
     external = port.get("external")

@@ -12,10 +12,10 @@ from typing import Any
 
 from gradient_cli import next_steps, streams, terminal
 from gradient_cli.errors import BROKEN_PIPE, INTERRUPTED, OK, USAGE, ClientError, UsageError
-from gradient_cli.options import KEY_HELP, SERVER_HELP, Parser, add_option
+from gradient_cli.options import KEY_HELP, SERVER_HELP, Parser, add_common, add_option
 
-# Every command: the function that sets up its parser (none for a group), and its line in the list. A module is
-# imported only if the command line names its command.
+# Every command: the function that sets up its parser (none for a group), or the one that runs it if it has no options
+# of its own; and its line in the list. A module is imported only if the command line names its command.
 COMMANDS = {
     "jobs": ("", "submit and manage jobs"),
     "jobs create": ("jobs.create:add_create", "submit a job and follow it"),
@@ -88,7 +88,7 @@ COMMANDS = {
     "projects": ("", "manage projects, which group jobs"),
     "projects init": ("projects:add_init", "write a project file into the current folder"),
     "projects create": ("projects:add_create", "create a project and print its id"),
-    "projects list": ("projects:add_list", "list projects"),
+    "projects list": ("projects:list_projects", "list projects"),
     "projects show": ("projects:add_show", "show a project: its jobs, limit and retention"),
     "projects update": ("projects:add_update", "change a project's limit and retention, close or open it"),
     "projects members": ("projects:add_members", "list or change the members of a project and their roles"),
@@ -99,7 +99,7 @@ COMMANDS = {
     "storage get": ("storage:add_get", "download a file or a folder"),
     "storage rm": ("storage:add_rm", "delete a file or a folder"),
     "images": ("", "list the short names for --container"),
-    "images list": ("images:add_list", "list the short names for --container, with their images"),
+    "images list": ("images:list_images", "list the short names for --container, with their images"),
     "secrets": ("", "manage secrets, which jobs refer to by name"),
     "secrets set": ("account.credentials:add_set_secret", "store a secret from a file, a pipe or a prompt"),
     "secrets list": ("account.credentials:add_list_secrets", "list secrets, without their values"),
@@ -113,30 +113,33 @@ COMMANDS = {
     "registries delete": ("account.credentials:add_delete_registry", "delete the login for a registry"),
     "notifications": ("", "manage who is told when jobs end"),
     "notifications create": ("notifications:add_create", "save a receiver, with its URL from a pipe or a prompt"),
-    "notifications list": ("notifications:add_list", "list receivers: where, of what, and whether they are enabled"),
+    "notifications list": (
+        "notifications:list_receivers",
+        "list receivers: where, of what, and whether they are enabled",
+    ),
     "notifications show": ("notifications:add_show", "show a receiver and its last messages, with what came back"),
     "notifications test": ("notifications:add_test", "send a test message and show what came back"),
     "notifications replay": ("notifications:add_replay", "send a message again, with the same id"),
     "notifications delete": ("notifications:add_delete", "delete a receiver"),
     "keys": ("", "manage API keys"),
     "keys create": ("account.keys:add_create", "create an API key (administrators only)"),
-    "keys list": ("account.keys:add_list", "list API keys: all for administrators, otherwise your own"),
+    "keys list": ("account.keys:list_keys", "list API keys: all for administrators, otherwise your own"),
     "keys revoke": ("account.keys:add_revoke", "revoke an API key: your own, or any as an administrator"),
     "machine-types": ("machines.machine_types:add_machine_types", "list machine types, with prices and availability"),
     "workers": ("", "list workers, and stop or resume claiming jobs"),
-    "workers list": ("machines.workers:add_list", "list workers: state, jobs, GPUs and machine types"),
+    "workers list": ("machines.workers:list_workers", "list workers: state, jobs, GPUs and machine types"),
     "workers drain": ("machines.workers:add_drain", "stop a worker from claiming jobs; running jobs continue"),
     "workers resume": ("machines.workers:add_resume", "let a drained worker claim jobs again"),
     "tpus": ("", "list billed TPUs"),
     "tpus list": (
-        "machines.tpus:add_list",
+        "machines.tpus:list_tpus",
         "list billed or requested TPUs: state, health, job, cost so far",
     ),
-    "leaks": ("machines.tpus:add_leaks", "list what Google bills for no living job"),
+    "leaks": ("machines.tpus:list_leaks", "list what Google bills for no living job"),
     "costs": ("costs:add_show", "show what jobs have cost, by project, user, key, machine type or day"),
     "completion": ("completion:add_completion", "print the completion script of bash, zsh or fish"),
     "login": ("account.login:add_login", "save the address of a server and an API key for it"),
-    "whoami": ("account.keys:add_whoami", "show which server and API key is used, and what the key may do"),
+    "whoami": ("account.keys:show_own_key", "show which server and API key is used, and what the key may do"),
     "ssh-config": (
         "account.ssh_config:add_ssh_config",
         "let ssh, sftp and VS Code on this computer enter running jobs",
@@ -144,7 +147,7 @@ COMMANDS = {
     "mcp": ("mcp:add_mcp", "serve tools for agents, by the Model Context Protocol, on standard input and output"),
     "skill": ("", "tell agents how to use this client"),
     "skill install": ("skill:add_install", "write a skill for agents into this folder's .agents/skills"),
-    "version": ("version:add_version", "show the versions of client and server"),
+    "version": ("version:show_version", "show the versions of client and server"),
 }
 
 _EXIT_CODES = """\
@@ -176,13 +179,13 @@ def build_parser(path: str | None = None) -> ArgumentParser:
     for command, (target, summary) in COMMANDS.items():
         if path is not None and not f"{path} ".startswith(f"{command} "):
             continue
-        group, _, name = command.rpartition(" ")
+        group, _, verb = command.rpartition(" ")
         if group not in menus:
             menus[group] = parsers[group].add_subparsers(
                 metavar="COMMAND", dest="command", parser_class=Parser, help=SUPPRESS if path is not None else None
             )
         parsers[command] = menus[group].add_parser(
-            name,
+            verb,
             help=summary,
             prog=f"gradient-cli {command}",
             usage=f"gradient-cli {command} [options]" if target else f"gradient-cli {command} COMMAND [options]",
@@ -190,8 +193,12 @@ def build_parser(path: str | None = None) -> ArgumentParser:
             epilog=None if target else _format_commands(command),
         )
         if target:
-            module, _, function = target.partition(":")
-            getattr(import_module(f"gradient_cli.commands.{module}"), function)(parsers[command])
+            module, _, name = target.partition(":")
+            function = getattr(import_module(f"gradient_cli.commands.{module}"), name)
+            if name.startswith("add_"):
+                function(parsers[command])
+            else:
+                add_common(parsers[command], function)
         parsers[command].set_defaults(menu=parsers[command], **({} if target else {"run": None}))
     return root
 

@@ -5,7 +5,7 @@ import sys
 
 from gradient_cli.arguments import connect
 from gradient_cli.errors import OK, UsageError
-from gradient_cli.formatting import format_money, print_json, print_table
+from gradient_cli.formatting import format_money, print_list
 from gradient_cli.options import add_common
 
 
@@ -25,10 +25,7 @@ def show(args: argparse.Namespace) -> int:
         sys.stdout.write(b"".join(api.costs_csv(args.by, args.days)).decode())
         return OK
     costs = api.costs(args.by, args.days)
-    if args.json:
-        return print_json(costs)
     rows = [
         [row["name"], format_money(row["cost"]), f"{row['gpuHours']:,.2f}", f"{row['jobs']:,}"] for row in costs["rows"]
     ]
-    print_table((args.by.upper(), "COST", "GPU HOURS", "JOBS"), rows)
-    return OK
+    return print_list(args, costs, (args.by.upper(), "COST", "GPU HOURS", "JOBS"), rows)

@@ -15,7 +15,7 @@ from gradient_cli.experiments import recipe as recipes
 from gradient_cli.experiments import repetition, report
 from gradient_cli.experiments.recipe import Recipe
 from gradient_cli.experiments.repetition import Run
-from gradient_cli.formatting import format_count, print_fields, print_json, print_table
+from gradient_cli.formatting import format_count, print_fields, print_json, print_list, print_table
 from gradient_cli.options import add_common, add_json, add_option, add_positional
 
 
@@ -71,21 +71,15 @@ def _add_name(parser: argparse.ArgumentParser) -> None:
 
 def list_experiments(args: argparse.Namespace) -> int:
     recipes_found = [recipes.load(name) for name in recipes.names()]
-    if args.json:
-        print_json(
-            {
-                "experiments": [
-                    {
-                        "name": listed.name,
-                        "title": listed.title,
-                        "machineTypes": listed.machine_types,
-                        "source": listed.source,
-                    }
-                    for listed in recipes_found
-                ]
-            }
-        )
-        return OK
+    shown = [
+        {
+            "name": listed.name,
+            "title": listed.title,
+            "machineTypes": listed.machine_types,
+            "source": listed.source,
+        }
+        for listed in recipes_found
+    ]
     rows = [
         [
             listed.name,
@@ -96,8 +90,8 @@ def list_experiments(args: argparse.Namespace) -> int:
         ]
         for listed in recipes_found
     ]
-    print_table(("NAME", "TITLE", "YEAR", "MEMBERS", "MACHINE TYPES"), rows, spare=("MACHINE TYPES",))
-    return OK
+    heads, spare = ("NAME", "TITLE", "YEAR", "MEMBERS", "MACHINE TYPES"), ("MACHINE TYPES",)
+    return print_list(args, {"experiments": shown}, heads, rows, spare=spare)
 
 
 def show(args: argparse.Namespace) -> int:

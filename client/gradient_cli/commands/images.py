@@ -7,11 +7,6 @@ from gradient_cli import terminal
 from gradient_cli.arguments import connect
 from gradient_cli.errors import OK
 from gradient_cli.formatting import print_json, print_table
-from gradient_cli.options import add_common
-
-
-def add_list(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, list_images)
 
 
 def list_images(args: argparse.Namespace) -> int:

@@ -13,7 +13,15 @@ from gradient_cli.api.client import Api
 from gradient_cli.arguments import connect
 from gradient_cli.commands.account.credentials import read_hidden
 from gradient_cli.errors import FAILED, OK, ClientError
-from gradient_cli.formatting import format_past, parse_duration, print_fields, print_json, print_result, print_table
+from gradient_cli.formatting import (
+    format_past,
+    parse_duration,
+    print_fields,
+    print_json,
+    print_list,
+    print_result,
+    print_table,
+)
 from gradient_cli.options import add_common, add_positional
 
 _WAIT_SECONDS = 60.0
@@ -64,14 +72,9 @@ def create(args: argparse.Namespace) -> int:
 
 def list_receivers(args: argparse.Namespace) -> int:
     answer = connect(args).notifications("GET")
-    if args.json:
-        return print_json(answer)
-    if not answer["receivers"]:
-        terminal.print_message("no receivers yet; `gradient-cli notifications create NAME` saves one")
-        return OK
     rows = [list(_describe_receiver(receiver).values())[:5] for receiver in answer["receivers"]]
-    print_table(("NAME", "ADDRESS", "JOBS", "EVENTS", "STATE"), rows)
-    return OK
+    empty = "no receivers yet; `gradient-cli notifications create NAME` saves one"
+    return print_list(args, answer, ("NAME", "ADDRESS", "JOBS", "EVENTS", "STATE"), rows, empty)
 
 
 def show(args: argparse.Namespace) -> int:
@@ -145,4 +148,3 @@ def delete(args: argparse.Namespace) -> int:
 
 
 add_show, add_test, add_delete = (partial(_add, run=run) for run in (show, test, delete))
-add_list = partial(add_common, run=list_receivers)

@@ -15,8 +15,8 @@ from gradient_cli.formatting import (
     format_past,
     print_fields,
     print_json,
+    print_list,
     print_result,
-    print_table,
 )
 from gradient_cli.options import add_common, add_json, add_option, add_positional
 from gradient_cli.workspace import project_file
@@ -49,10 +49,6 @@ def add_create(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "name", needed=True, metavar="NAME", nargs="?", help="name of the project")
     parser.add_argument("--name", dest="named", metavar="NAME", help="name of the project, instead of the argument")
     add_common(parser, create)
-
-
-def add_list(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, list_projects)
 
 
 def add_show(parser: argparse.ArgumentParser) -> None:
@@ -145,15 +141,8 @@ def create(args: argparse.Namespace) -> int:
 
 def list_projects(args: argparse.Namespace) -> int:
     answer = connect(args).projects()
-    if args.json:
-        print_json(answer)
-    elif not answer["projects"]:
-        terminal.print_message("no projects yet; `gradient-cli projects create NAME` creates one")
-    else:
-        print_table(
-            ("ID", "NAME", "JOBS", "RUNNING", "WAITING", "CREATED"), [_row(project) for project in answer["projects"]]
-        )
-    return OK
+    heads, rows = ("ID", "NAME", "JOBS", "RUNNING", "WAITING", "CREATED"), list(map(_row, answer["projects"]))
+    return print_list(args, answer, heads, rows, "no projects yet; `gradient-cli projects create NAME` creates one")
 
 
 def _row(project: dict[str, Any]) -> list[str]:
@@ -202,11 +191,8 @@ def change_members(args: argparse.Namespace) -> int:
     for member, role in [*changes, *((member, "") for member in args.remove or ())]:
         api.set_member(project_id, member, role)
     answer = api.project_members(project_id)
-    if args.json:
-        return print_json(answer)
     rows = [[member["name"], member["id"], member["role"]] for member in answer["members"]]
-    print_table(("MEMBER", "ID", "ROLE"), rows)
-    return OK
+    return print_list(args, answer, ("MEMBER", "ID", "ROLE"), rows)
 
 
 def delete(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from gradient_cli.api.client import Api
 from gradient_cli.arguments import connect, current_folder, last_id
 from gradient_cli.commands.jobs import create as jobs
 from gradient_cli.errors import OK
-from gradient_cli.formatting import print_json, print_result, print_table
+from gradient_cli.formatting import print_json, print_list, print_result
 from gradient_cli.options import LAST, add_common, add_option, add_positional
 from gradient_cli.workspace import submission, workspace_path
 
@@ -37,13 +37,8 @@ def add_list(
 
     def show(args: argparse.Namespace) -> int:
         answer = connect(args).templates(noun, {"limit": args.limit})
-        if args.json:
-            return print_json(answer)
-        if not answer[noun]:
-            terminal.print_message(f"no {noun}; see `gradient-cli {noun} create --help` to create one")
-            return OK
-        print_table(heads, [row(item) for item in answer[noun]], spare=spare)
-        return OK
+        empty = f"no {noun}; see `gradient-cli {noun} create --help` to create one"
+        return print_list(args, answer, heads, list(map(row, answer[noun])), empty, spare=spare)
 
     add_common(parser, show)
 

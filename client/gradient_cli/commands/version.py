@@ -5,7 +5,6 @@ import argparse
 from gradient_cli.arguments import connect
 from gradient_cli.errors import OK, ClientError
 from gradient_cli.formatting import print_fields, print_json
-from gradient_cli.options import add_common
 
 
 def client_version() -> str:
@@ -15,10 +14,6 @@ def client_version() -> str:
         return version("gradient-jobs-client")
     except PackageNotFoundError:  # run from a copy of the source
         return "unknown"
-
-
-def add_version(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, show_version)
 
 
 def show_version(args: argparse.Namespace) -> int:

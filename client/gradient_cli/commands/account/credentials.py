@@ -11,8 +11,8 @@ from gradient_cli import terminal
 from gradient_cli.api.client import Api
 from gradient_cli.arguments import connect
 from gradient_cli.commands.projects import find_project
-from gradient_cli.errors import OK, UsageError
-from gradient_cli.formatting import format_past, print_json, print_result, print_table
+from gradient_cli.errors import UsageError
+from gradient_cli.formatting import format_past, print_list, print_result
 from gradient_cli.options import add_common, add_positional
 
 _STDIN = "-"
@@ -79,17 +79,12 @@ def set_secret(args: argparse.Namespace) -> int:
 def list_secrets(args: argparse.Namespace) -> int:
     api = connect(args)
     answer = api.secrets(_project_id(api, args.project))
-    if args.json:
-        print_json(answer)
-    elif not answer["secrets"]:
-        terminal.print_message("no secrets yet; `gradient-cli secrets set NAME` stores one")
-    else:
-        rows = [
-            [secret["name"], format_past(secret["createdAt"]), format_past(secret["updatedAt"])]
-            for secret in answer["secrets"]
-        ]
-        print_table(("NAME", "CREATED", "CHANGED"), rows)
-    return OK
+    rows = [
+        [secret["name"], format_past(secret["createdAt"]), format_past(secret["updatedAt"])]
+        for secret in answer["secrets"]
+    ]
+    empty = "no secrets yet; `gradient-cli secrets set NAME` stores one"
+    return print_list(args, answer, ("NAME", "CREATED", "CHANGED"), rows, empty)
 
 
 def delete_secret(args: argparse.Namespace) -> int:
@@ -112,22 +107,17 @@ def set_registry(args: argparse.Namespace) -> int:
 def list_registries(args: argparse.Namespace) -> int:
     api = connect(args)
     answer = api.registries(_project_id(api, args.project))
-    if args.json:
-        print_json(answer)
-    elif not answer["registries"]:
-        terminal.print_message("no registries yet; `gradient-cli registries set HOST --username NAME` stores one")
-    else:
-        rows = [
-            [
-                registry["host"],
-                registry["username"],
-                "yes" if registry.get("push") else "no",
-                format_past(registry["updatedAt"]),
-            ]
-            for registry in answer["registries"]
+    rows = [
+        [
+            registry["host"],
+            registry["username"],
+            "yes" if registry.get("push") else "no",
+            format_past(registry["updatedAt"]),
         ]
-        print_table(("HOST", "USERNAME", "PUSH", "CHANGED"), rows)
-    return OK
+        for registry in answer["registries"]
+    ]
+    empty = "no registries yet; `gradient-cli registries set HOST --username NAME` stores one"
+    return print_list(args, answer, ("HOST", "USERNAME", "PUSH", "CHANGED"), rows, empty)
 
 
 def delete_registry(args: argparse.Namespace) -> int:

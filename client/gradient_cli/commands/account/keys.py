@@ -8,7 +8,7 @@ from gradient_cli import terminal
 from gradient_cli.arguments import connect
 from gradient_cli.commands.projects import add_budgets, describe_budgets
 from gradient_cli.errors import OK, UsageError
-from gradient_cli.formatting import format_moment, format_past, print_fields, print_json, print_result, print_table
+from gradient_cli.formatting import format_moment, format_past, print_fields, print_json, print_list, print_result
 from gradient_cli.options import add_common, add_positional
 
 
@@ -31,17 +31,9 @@ def add_create(parser: argparse.ArgumentParser) -> None:
     add_common(parser, create_key)
 
 
-def add_list(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, list_keys)
-
-
 def add_revoke(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "id", needed=True, metavar="ID", help="id of the key, as `gradient-cli keys list` shows it")
     add_common(parser, revoke_key)
-
-
-def add_whoami(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, show_own_key)
 
 
 def create_key(args: argparse.Namespace) -> int:
@@ -99,8 +91,6 @@ def describe_rights(key: dict[str, Any]) -> str:
 
 def list_keys(args: argparse.Namespace) -> int:
     answer = connect(args).keys()
-    if args.json:
-        return print_json(answer)
     rows = [
         [
             str(key["id"]),
@@ -113,8 +103,8 @@ def list_keys(args: argparse.Namespace) -> int:
         ]
         for key in answer["keys"]
     ]
-    print_table(("ID", "NAME", "STATE", "LAST USED", "CREATED", "EXPIRES", "RIGHTS"), rows, whole=("ID",))
-    return OK
+    heads = ("ID", "NAME", "STATE", "LAST USED", "CREATED", "EXPIRES", "RIGHTS")
+    return print_list(args, answer, heads, rows, whole=("ID",))
 
 
 def revoke_key(args: argparse.Namespace) -> int:

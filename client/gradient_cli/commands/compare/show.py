@@ -22,6 +22,7 @@ from gradient_cli.formatting import (
     format_size,
     print_fields,
     print_json,
+    print_list,
     print_table,
 )
 from gradient_cli.options import LAST, add_common, add_connection, add_option, add_positional
@@ -108,8 +109,6 @@ def resolve_id(given: str | None, api: Api) -> str:
 
 def list_comparisons(args: argparse.Namespace) -> int:
     answer = connect(args).comparisons({"limit": args.limit})
-    if args.json:
-        return print_json(answer)
     rows = [
         [
             comparison["id"],
@@ -119,11 +118,8 @@ def list_comparisons(args: argparse.Namespace) -> int:
         ]
         for comparison in answer["comparisons"]
     ]
-    if not rows:
-        terminal.print_message("no comparisons; see `gradient-cli compare create --help` to create one")
-        return OK
-    print_table(("ID", "NAME", "JOBS", "CREATED"), rows)
-    return OK
+    empty = "no comparisons; see `gradient-cli compare create --help` to create one"
+    return print_list(args, answer, ("ID", "NAME", "JOBS", "CREATED"), rows, empty)
 
 
 def show(args: argparse.Namespace) -> int:

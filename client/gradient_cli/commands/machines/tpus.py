@@ -7,17 +7,8 @@ from gradient_cli import terminal
 from gradient_cli.arguments import connect
 from gradient_cli.errors import FAILED, OK
 from gradient_cli.formatting import format_money, format_past, print_json, print_table
-from gradient_cli.options import add_common
 
 _ENDED = "job {}, which no longer runs on it: the worker deletes it"
-
-
-def add_list(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, list_tpus)
-
-
-def add_leaks(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, list_leaks)
 
 
 def list_leaks(args: argparse.Namespace) -> int:

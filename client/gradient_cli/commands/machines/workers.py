@@ -6,12 +6,8 @@ from typing import Any
 from gradient_cli import terminal
 from gradient_cli.arguments import connect
 from gradient_cli.errors import OK
-from gradient_cli.formatting import format_past, print_json, print_table
+from gradient_cli.formatting import format_past, print_json, print_list
 from gradient_cli.options import add_common, add_positional
-
-
-def add_list(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, list_workers)
 
 
 def add_drain(parser: argparse.ArgumentParser) -> None:
@@ -29,23 +25,15 @@ def _add_change(parser: argparse.ArgumentParser, *, drained: bool) -> None:
 
 def list_workers(args: argparse.Namespace) -> int:
     answer = connect(args).workers()
-    if args.json:
-        print_json(answer)
-    elif not answer["workers"]:
-        terminal.print_message("no worker has reported yet; `gradient-server worker` starts one")
-    else:
-        heads = ("NAME", "STATE", "HEARTBEAT", "JOBS", "GPUS", "TAKES")
-        print_table(
-            heads, [_row(worker) for worker in answer["workers"]], whole=("NAME",), spare=("TAKES", "HEARTBEAT")
-        )
-        for worker in answer["workers"]:
-            broken = [
-                f"GPU {gpu['gpu']} is broken: {gpu['fault']}" for gpu in worker.get("gpus") or [] if gpu.get("fault")
-            ]
-            for why in filter(None, (*(worker.get(name) for name in ("refusal", "lowDisk", "drainReason")), *broken)):
-                terminal.print_message(f"{terminal.sanitize(worker['name'])}: {terminal.sanitize(why)}")
-            if broken or worker.get("drainReason"):
-                terminal.print_message(f"  gradient-cli workers resume {terminal.sanitize(worker['name'])}")
+    heads, spare = ("NAME", "STATE", "HEARTBEAT", "JOBS", "GPUS", "TAKES"), ("TAKES", "HEARTBEAT")
+    rows, empty = list(map(_row, answer["workers"])), "no worker has reported yet; `gradient-server worker` starts one"
+    print_list(args, answer, heads, rows, empty, whole=("NAME",), spare=spare)
+    for worker in answer["workers"] if not args.json else ():
+        broken = [f"GPU {gpu['gpu']} is broken: {gpu['fault']}" for gpu in worker.get("gpus") or [] if gpu.get("fault")]
+        for why in filter(None, (*(worker.get(name) for name in ("refusal", "lowDisk", "drainReason")), *broken)):
+            terminal.print_message(f"{terminal.sanitize(worker['name'])}: {terminal.sanitize(why)}")
+        if broken or worker.get("drainReason"):
+            terminal.print_message(f"  gradient-cli workers resume {terminal.sanitize(worker['name'])}")
     return OK
 
 
