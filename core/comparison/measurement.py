@@ -100,13 +100,6 @@ def parse_metric(text: str, goal: Goal | None) -> tuple[str, Goal]:
     return name, given
 
 
-def best_value(session: Session, job_id: str, name: str, goal: Goal) -> float | None:
-    """Return the best value of a metric that a job wrote; None if it never was a finite number."""
-    value = _reports(session, job_id, name).c.value
-    best: float | None = session.scalar(select((func.max if goal == "max" else func.min)(value)))
-    return best
-
-
 def final_value(session: Session, job_id: str, name: str) -> float | None:
     """Return the median of the last fifth of a job's reports of a metric, at least of the last one.
 

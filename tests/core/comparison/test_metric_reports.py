@@ -1,11 +1,11 @@
-"""The best and the final value of a metric and its arrival at a target, from all stored rows."""
+"""The final value of a metric and its arrival at a target, from all stored rows."""
 
 import math
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from core.comparison.measurement import Arrival, best_value, final_value, find_arrival
+from core.comparison.measurement import Arrival, final_value, find_arrival
 from core.jobs.tracking import metrics
 
 NAME = "val 'a\""
@@ -28,27 +28,6 @@ def write(database, submit):
         return job.id
 
     return write
-
-
-def test_the_best_value_is_the_largest_or_the_smallest_number(database, write):
-    values = (
-        {NAME: 0.5, "lr": 9.0},
-        {NAME: math.nan},
-        {"lr": -9.0},
-        {NAME: math.inf},
-        {NAME: -math.inf},
-        {NAME: 0.1 + 0.2},
-        {NAME: 1e-7},
-    )
-    job_id = write(*(("job", 1, place, one) for place, one in enumerate(values)), ("system", 1, 9, {NAME: 50.0}))
-    with database.read() as session:
-        assert best_value(session, job_id, NAME, "max") == 0.5
-        assert best_value(session, job_id, NAME, "min") == 1e-7
-        assert best_value(session, job_id, "lr", "max") == 9.0
-        assert best_value(session, job_id, "nosuch", "max") is None
-    other = write(("job", 1, 0, {NAME: math.nan}))
-    with database.read() as session:
-        assert best_value(session, other, NAME, "max") is None
 
 
 @pytest.mark.parametrize(
