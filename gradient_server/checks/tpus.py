@@ -144,7 +144,7 @@ def _pool_node(api: TpuApi, name: str, machine: str, wanted: str) -> Finding:
     if not slash:
         return problem("tpu-pool", f"{name!r} has no zone.", "Write it as ZONE/NAME, such as us-central1-b/my-tpu.")
     try:
-        node = api.pool_node(zone, node_id)
+        node = api.node(zone, node_id)
     except ApiError as error:
         return _api_problem(zone, error)
     if node is None:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
-from google.cloud import tpu_v1, tpu_v2
+from google.cloud import tpu_v2
 from google.longrunning import operations_pb2
 
 from gradient_server.simulator.tpu.state import TpuApiError, TpuProject
@@ -84,13 +84,6 @@ class TpuSimulator:
                 "ListRuntimeVersions": (tpu_v2.ListRuntimeVersionsRequest, _list_runtimes),
             },
         )
-        yield from self._other_services()
-
-    def _other_services(self) -> Iterator[grpc.GenericRpcHandler]:
-        yield self._service(
-            "google.cloud.tpu.v1.Tpu",
-            {"GetNode": (tpu_v1.GetNodeRequest, lambda request: _as_v1(self.cloud.node(request.name)))},
-        )
         yield self._service(
             "google.longrunning.Operations",
             {"GetOperation": (operations_pb2.GetOperationRequest, lambda request: self.cloud.operation(request.name))},
@@ -151,25 +144,9 @@ def _page(things: list[Any], request: Any) -> tuple[list[Any], str]:  # noqa: AN
     return things[first : first + size], str(first + size) if more else ""
 
 
-def _serialize(answer: Any) -> bytes:  # noqa: ANN401 - any message, of either generation
+def _serialize(answer: Any) -> bytes:  # noqa: ANN401 - any message
     data: bytes = answer.SerializeToString() if hasattr(answer, "DESCRIPTOR") else type(answer).serialize(answer)
     return data
-
-
-def _as_v1(node: tpu_v2.Node) -> tpu_v1.Node:
-    return tpu_v1.Node(
-        name=node.name,
-        accelerator_type=node.accelerator_type,
-        state=int(node.state),
-        health=int(node.health),
-        health_description=node.health_description,
-        tensorflow_version=node.runtime_version,
-        network_endpoints=[
-            tpu_v1.NetworkEndpoint(ip_address=endpoint.ip_address, port=endpoint.port)
-            for endpoint in node.network_endpoints
-        ],
-        labels=dict(node.labels),
-    )
 
 
 def _list_runtimes(request: tpu_v2.ListRuntimeVersionsRequest) -> tpu_v2.ListRuntimeVersionsResponse:

@@ -8,13 +8,11 @@
 | any other refusal | ApiRefused | the next zone, or ends, by its reason | as above |
 
 A resource is missing only if the list of its zone lacks it, too. Every call has a time limit: the library has none.
-Nodes that only the older API knows are read, never created.
 """
 
 import re
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, partial
@@ -24,7 +22,7 @@ import grpc
 from cachetools import TTLCache
 from google.api_core import exceptions
 from google.auth.exceptions import GoogleAuthError
-from google.cloud import tpu_v1, tpu_v2
+from google.cloud import tpu_v2
 from google.longrunning import operations_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from requests import RequestException
@@ -167,18 +165,6 @@ class TpuApi:
         message = self._find(lambda: self._v2.get_node(name=name, timeout=self._timeout))
         return _named(node_id, self.nodes(zone)) if message is None else _node(message)
 
-    def pool_node(self, zone: str, node_id: str) -> Node | None:
-        """Return a node not created here, also one that only the older API knows; None if there is none."""
-        name = f"{self._zone(zone)}/nodes/{node_id}"
-
-        def read_v1() -> tpu_v1.Node | None:
-            with suppress(exceptions.MethodNotImplemented):  # support of that API has ended
-                return self._v1.get_node(name=name, timeout=self._timeout)
-            return None
-
-        message: Any = self._find(lambda: self._v2.get_node(name=name, timeout=self._timeout)) or self._find(read_v1)
-        return None if message is None else _node(message)
-
     def nodes(self, zone: str) -> list[Node]:
         return [_node(node) for node in self._list(zone, lambda: self._v2.list_nodes)]
 
@@ -273,19 +259,15 @@ class TpuApi:
 
     @cached_property
     def _v2(self) -> tpu_v2.TpuClient:
-        return tpu_v2.TpuClient(**self._connection(tpu_v2.TpuClient))
-
-    @cached_property
-    def _v1(self) -> tpu_v1.TpuClient:
-        return tpu_v1.TpuClient(**self._connection(tpu_v1.TpuClient))
+        return tpu_v2.TpuClient(**self._connection())
 
     @cached_property
     def _credentials(self) -> Any:  # noqa: ANN401 - of any kind
         return find_credentials()[0]
 
-    def _connection(self, client: Any) -> dict[str, Any]:  # noqa: ANN401 - the two clients share no class
-        """Build a client's arguments; a simulator has plain HTTP/2 without credentials."""
-        transport = client.get_transport_class("grpc")
+    def _connection(self) -> dict[str, Any]:
+        """Build the client's arguments; a simulator has plain HTTP/2 without credentials."""
+        transport: Any = tpu_v2.TpuClient.get_transport_class("grpc")
         simulator = self._settings.simulator_address
         if simulator is not None:
             return {"transport": transport(channel=grpc.insecure_channel(simulator, _CHANNEL_OPTIONS))}
@@ -380,7 +362,7 @@ def _disk_message(zone: str, disk: DataDisk) -> tpu_v2.AttachedDisk:
     return tpu_v2.AttachedDisk(source_disk=f"{zone}/disks/{disk.name}", mode=mode)
 
 
-def _node(message: Any) -> Node:  # noqa: ANN401 - of either API
+def _node(message: tpu_v2.Node) -> Node:
     _, _, _, zone, _, node_id = message.name.split("/")
     scheduling = message.scheduling_config
     return Node(
@@ -394,7 +376,7 @@ def _node(message: Any) -> Node:  # noqa: ANN401 - of either API
         ),
         labels=dict(message.labels),
         accelerator_type=message.accelerator_type,
-        spot=bool(scheduling.preemptible or getattr(scheduling, "spot", False)),
+        spot=bool(scheduling.preemptible or scheduling.spot),
         created=_seconds(message),
     )
 

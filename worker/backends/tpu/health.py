@@ -14,7 +14,7 @@ from worker.backends.tpu import node_state, times
 from worker.backends.tpu.api import ApiError, Node, TpuApi
 from worker.backends.tpu.billing import record_billing
 from worker.backends.tpu.node_state import NodeFailure
-from worker.backends.tpu.resource_inventory import POOL, QUEUED, ResourceEntry, ResourceInventory
+from worker.backends.tpu.resource_inventory import QUEUED, ResourceEntry, ResourceInventory
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class NodeHealthMonitor:
 
     def _check(self, entry: ResourceEntry, addresses: list[str], health: _NodeHealth, *, last: bool) -> None:
         try:
-            node = self._node(entry)
+            node = self._api.node(entry.zone, entry.cloud_id)
             failure = self._permanent_failure(entry, node)
             if failure is None and node is not None:
                 failure = node_state.moved(node, addresses) or self._lasting_failure(node, health, last=last)
@@ -92,10 +92,6 @@ class NodeHealthMonitor:
             logger.exception("tpu_check_failed")
             return
         health.failure = failure
-
-    def _node(self, entry: ResourceEntry) -> Node | None:
-        read = self._api.pool_node if entry.kind == POOL else self._api.node
-        return read(entry.zone, entry.cloud_id)
 
     def _permanent_failure(self, entry: ResourceEntry, node: Node | None) -> NodeFailure | None:
         failure = node_state.permanent_failure(node) if node is not None else node_state.deleted_node(entry.name)

@@ -20,8 +20,8 @@ def pool(simulator):
     for name in ("mine", "yours"):
         simulator.cloud.create_node(parent, name, None)
     yield [f"{ZONES[0]}/mine", f"{ZONES[0]}/yours"]
-    for name in ("mine", "yours"):
-        simulator.cloud.delete_node(f"{parent}/nodes/{name}")
+    for name in simulator.cloud.remaining_resources()[0]:
+        simulator.cloud.delete_node(name)
 
 
 @pytest.fixture
@@ -67,18 +67,11 @@ def test_an_ill_node_of_a_pool_is_passed_over(with_pool, simulator):
     assert place.launch(place.spec("true"))["device"]["name"].endswith("/yours")
 
 
-def test_a_node_that_only_the_older_api_knows_is_used(with_pool, simulator):
-    simulator.inject("GetNode", TpuFault(grpc.StatusCode.NOT_FOUND, "of another architecture"))
+def test_nodes_that_do_not_exist_are_named(with_pool, simulator):
     place = with_pool()
-    assert place.launch(place.spec("true"))["device"]["name"].endswith("/mine")
-    assert [one.split()[0] for one in simulator.calls].count("GetNode") == 1, "the first one never reached the cloud"
-
-
-def test_an_older_api_that_is_gone_is_no_outage(with_pool, simulator):
-    for _ in range(2):
-        simulator.inject("GetNode", TpuFault(grpc.StatusCode.NOT_FOUND, "deleted"))
-        simulator.inject("GetNode", TpuFault(grpc.StatusCode.UNIMPLEMENTED, "of version 1"))
-    reason, detail = expect_launch_error(with_pool())
+    for name in simulator.cloud.remaining_resources()[0]:
+        simulator.cloud.delete_node(name)
+    reason, detail = expect_launch_error(place)
     assert (reason, detail.count("from GRADIENT_TPU__POOL does not exist")) == ("tpu_denied", 2), detail
 
 

@@ -340,7 +340,7 @@ class _NodePool:
 
     def _check_node(self, entry: ResourceEntry) -> Node | NodeFailure:
         try:
-            node = self.api.pool_node(entry.zone, entry.cloud_id)
+            node = self.api.node(entry.zone, entry.cloud_id)
         except ApiRefused as error:
             return NodeFailure(error.reason, error.detail)
         if node is None:
