@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from fastapi import Depends, Query, Request
 from fastapi.responses import HTMLResponse, Response
@@ -168,6 +168,14 @@ class FileQuery(BaseModel):
     part: str = Field("", description="`live`: only the header, without the file")
 
 
+class _Beside(NamedTuple):
+    """The entries of a file's folder around it, and the paths of the files before and after it."""
+
+    entries: list[FolderEntry]
+    previous: str | None
+    next: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class _Listed:
     entries: list[FolderEntry]
@@ -219,8 +227,7 @@ def _list_folder(
     outputs: ArtifactsPage,
 ) -> _Listed:
     if 0 < outputs.total_files <= COUNTED_FILES:
-        files = (artifact_view(file) for file in app_state.artifacts.walk(header.row.id, header.number))
-        entries = summarize_entries(files, prefix, find=shown.find.strip(), order=shown.order)
+        entries = _summarize(app_state, header, prefix, shown.find.strip(), shown.order)
         stop = shown.skip + PAGE_ENTRIES
         following: dict[str, str | int] = {"skip": stop} if len(entries) > stop else {}
         return _Listed(entries[shown.skip : stop], counted=True, following=following)
@@ -232,6 +239,27 @@ def _list_folder(
 
     entries, after = list_entries(read, prefix, after=shown.after or None, limit=PAGE_ENTRIES)
     return _Listed(entries, counted=False, following={"after": after} if after else {})
+
+
+def _summarize(
+    app_state: AppState, header: JobHeader, prefix: str, find: str = "", order: Order = "name"
+) -> list[FolderEntry]:
+    files = (artifact_view(file) for file in app_state.artifacts.walk(header.row.id, header.number))
+    return summarize_entries(files, prefix, find=find, order=order)
+
+
+def _list_beside(session: Session, app_state: AppState, header: JobHeader, path: str) -> _Beside:
+    total = artifacts_page(session, app_state, header.row, limit=1, attempt=header.attempt).total_files
+    folder = path[: path.rfind("/") + 1]
+    entries = _summarize(app_state, header, folder) if total <= COUNTED_FILES else []
+    files = [entry.path for entry in entries if entry.file is not None]
+    if path not in files:
+        return _Beside([], None, None)
+    at, place = files.index(path), [entry.path for entry in entries].index(path)
+    start = max(0, place - PAGE_ENTRIES // 2)
+    return _Beside(
+        entries[start : start + PAGE_ENTRIES], files[at - 1] if at else None, files[at + 1] if files[at + 1 :] else None
+    )
 
 
 @router.get("/selected")
@@ -260,8 +288,9 @@ def show_file(
     attempt: AttemptNumber = None,
 ) -> Response:
     header = read_header(session, app_state, caller, job_id, attempt, waits=False)
+    name = PurePosixPath(shown.path).name
     if shown.part == "live":
-        return render_job_page("job/base.html", app_state, caller, header, tab="artifacts")
+        return render_job_page("job/base.html", app_state, caller, header, tab="artifacts", name=name)
     opened = _open(session, app_state, job_id, shown.path, attempt)
     with opened.file as file:
         order, links = TableOrder(shown.column, shown.desc), FileLinks(job_id, shown.path, attempt)
@@ -276,7 +305,8 @@ def show_file(
         header,
         tab="artifacts",
         path=shown.path,
-        name=PurePosixPath(shown.path).name,
+        name=name,
+        beside=_list_beside(session, app_state, header, shown.path),
         crumbs=crumbs(shown.path),
         size=opened.size,
         modified=datetime.fromtimestamp(opened.mtime_ms / 1000, UTC),

@@ -7,7 +7,7 @@ import { checkWhileTyping } from "./job_form.js";
 import { keepFresh, onChange, stayOnPage } from "./live.js";
 import { showLog } from "./log/viewer.js";
 import { listenForKeys } from "./palette.js";
-import { selectRows } from "./table.js";
+import { isCommand, selectRows } from "./table.js";
 import { tellTimes } from "./times.js";
 import { resizeTable } from "./widths.js";
 
@@ -30,6 +30,13 @@ document.addEventListener("keydown", ({ key, target }) => {
   menu.open = false;
   menu.querySelector("summary").focus();
 });
+
+// A file of a folder to the next one; the list is scrolled to it.
+document.addEventListener("keydown", (event) => {
+  const step = { j: "next", k: "prev" }[event.key];
+  if (step && isCommand(event)) document.querySelector(`[data-step=${step}]`)?.click();
+});
+document.querySelector(".files-beside [aria-current]")?.scrollIntoView({ block: "nearest" });
 
 const table = document.querySelector("[data-table]");
 if (table) selectRows(table);

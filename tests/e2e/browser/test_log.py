@@ -240,6 +240,17 @@ for n in range(1, 3001): line(n)" """)
     browser.open(page_of(service, job_id))
     browser.wait_for("document.querySelector('#log .row')")
     found = "document.querySelector('#log .found')?.dataset.line"
+    browser.wait_for("document.querySelectorAll('#log .error-line').length === 0")
+    red = "[...document.querySelector('.log-map canvas').getContext('2d').getImageData(5, 0, 1, 2000).data]"
+    browser.wait_for(f"{red}.filter((value, at) => at % 4 === 3 && value).length >= 3")
+    browser.evaluate(
+        "(place => { place.value = 1798; place.dispatchEvent(new Event('input')); })"
+        "(document.querySelector('[data-log-place]'))"
+    )
+    browser.wait_for("document.querySelector('#log .error-line')?.dataset.line === '1800'")
+    browser.evaluate("(log => { log.focus(); })(document.getElementById('log'))")
+    browser("Input.dispatchKeyEvent", type="keyDown", key="End")
+    browser.wait_for("document.querySelector('#log .row:last-child').dataset.line === '3000'")
     browser.click("[data-errors]")
     browser.wait_for(f"{found} === '2700'")  # the end is shown, and no error follows it: the last
     browser.click("[data-next]")

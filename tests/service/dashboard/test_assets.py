@@ -15,7 +15,7 @@ SERVED = sorted(str(path.relative_to(STATIC)) for path in STATIC.rglob("*.*") if
 SCRIPTS = sorted(STATIC.rglob("*.js"))
 MAX_SCRIPT_BYTES = 80_000
 VENDORED = {
-    "lucide-0.460.0.svg": "7be3a99fc21b31906c7a0efaec8a12c8d2efc69bb984030202441559e3488186",
+    "lucide-0.460.0.svg": "72fcbf64408b8ec7b4e3b998dbf49241dab18300c4c7812fcbb45d2ed3e15da6",
     "lucide-0.460.0.LICENSE": "1e7290b35280a048667bbf0ebabac1c7fd52a75300e8b2946ac165715997f2bc",
     "uplot-1.6.32.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
     "uplot-1.6.32.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",

@@ -11,6 +11,7 @@ from core.storage.artifacts.text_lines import MAX_TEXT_BYTES
 from core.storage.joblogs.reader import DEFAULT_LINE_BYTES
 from service.dashboard.outputs.previews.documents import FileLinks, read_json, read_json_lines, read_markdown
 from service.dashboard.outputs.previews.headers import read_safetensors, read_zip
+from service.dashboard.outputs.previews.notebooks import MAX_NOTEBOOK, read_notebook
 from service.dashboard.outputs.previews.tables import TableOrder, read_table
 from service.http.responses.file_responses import INLINE_TYPES
 
@@ -94,10 +95,10 @@ def _read_text(
 def _parse(file: BinaryIO, size: int, suffix: str, order: TableOrder, links: FileLinks | None) -> tuple[str, Any]:
     """Return the kind of a text and what its part of the template shows; a text that cannot be parsed is plain."""
     file.seek(0)
-    whole = file.read(_PARSED_BYTES)
+    whole = file.read(MAX_NOTEBOOK if suffix == ".ipynb" else _PARSED_BYTES)
     if suffix in _TABLES:
-        parsed = read_table(whole.decode("utf-8-sig", "replace"), _TABLES[suffix], order, cut=size > len(whole))
-        return ("text", None) if parsed is None else ("table", parsed)
+        table = read_table(whole.decode("utf-8-sig", "replace"), _TABLES[suffix], order, cut=size > len(whole))
+        return ("text", None) if table is None else ("table", table)
     if size > len(whole) and suffix not in {".jsonl", ".ndjson"}:
         return "text", None
     if suffix == ".svg":
@@ -105,8 +106,10 @@ def _parse(file: BinaryIO, size: int, suffix: str, order: TableOrder, links: Fil
         return "svg", f"data:image/svg+xml;base64,{base64.b64encode(whole).decode()}"
     if suffix in {".html", ".htm"}:
         return "html", None
-    if suffix in _MARKDOWN | _PARSERS.keys():
-        kind, parse = _PARSERS.get(suffix, ("markdown", partial(read_markdown, links=links)))
+    linked = dict.fromkeys(_MARKDOWN, ("markdown", partial(read_markdown, links=links)))
+    parsers = _PARSERS | linked | {".ipynb": ("notebook", partial(read_notebook, links=links))}
+    if suffix in parsers:
+        kind, parse = parsers[suffix]
         parsed = parse(whole.decode("utf-8", "replace"))
         return ("text", None) if parsed is None else (kind, parsed)
     return "text", None

@@ -28,7 +28,7 @@ _MARKDOWN_STEPS = 50_000
 _MARKDOWN_TOKENS = 20_000
 _LINK_CHARACTERS = 512 * 1024
 """Most characters of all links together: a reference repeats a long address in a few characters."""
-_ALLOWED_LINKS = ("http://", "https://", "mailto:", "#")
+_ALLOWED_LINKS = ("http://", "https://", "mailto:", "#", "attachment:")
 _TASK = re.compile(r"\[([ xX])\] ")
 _MATH = re.compile(r"\$\$[^$]{1,500}\$\$|\$(?![\s$])[^$\n]{1,500}(?<![\s\\])\$(?!\d)")
 _RELATIVE = re.compile(r"(?![a-z][a-z0-9+.-]*:|[/\\#])[^\x00-\x20]", re.IGNORECASE)
@@ -109,14 +109,27 @@ class FileLinks:
         return path if path is None else artifact_url(self.job_id, path, inline=True, attempt=self.attempt)
 
 
-def read_markdown(text: str, links: FileLinks | None = None) -> Markup | None:
+@dataclass(slots=True)
+class MarkdownBudget:
+    """The bytes, steps and characters of links that are spent on one file, which may have several texts."""
+
+    size: int = 0
+    steps: int = 0
+    link: int = 0
+    html: int = 0  # characters read of tables
+
+
+def read_markdown(text: str, links: FileLinks | None = None, spent: MarkdownBudget | None = None) -> Markup | None:
     """Render Markdown. HTML in it is shown as text, and so are images of other sites.
 
-    Returns none if the text is longer than 128 KiB, nested too deep, or takes too many steps.
+    Returns none if the text is longer than 128 KiB, nested too deep, or takes too many steps, together with what was
+    spent before.
     """
-    if len(text.encode()) > _MARKDOWN_BYTES:
+    spent = spent or MarkdownBudget()
+    spent.size += len(text.encode(errors="replace"))
+    if spent.size > _MARKDOWN_BYTES:
         return None
-    renderer, counts = _create_renderer(), {"steps": 0, "link": 0, "links": links}
+    renderer, counts = _create_renderer(), {"spent": spent, "links": links}
     try:
         tokens = renderer.parse(str(show_reordering(text)), counts)
         # What is nested deeper than this is left out by the library.
@@ -129,8 +142,8 @@ def read_markdown(text: str, links: FileLinks | None = None) -> Markup | None:
 
 def _count_step(state: Any, *_args: Any) -> bool:  # noqa: ANN401 - the library's
     """Count one use of the rules: the library's time grows with the square of what a line is nested in."""
-    state.env["steps"] += 1
-    if state.env["steps"] > _MARKDOWN_STEPS or len(state.tokens) > _MARKDOWN_TOKENS:
+    state.env["spent"].steps += 1
+    if state.env["spent"].steps > _MARKDOWN_STEPS or len(state.tokens) > _MARKDOWN_TOKENS:
         raise _TooMuchMarkdown
     return False
 
@@ -181,8 +194,8 @@ def _open_item(self: Any, tokens: Any, at: int, options: Any, env: Any) -> str: 
 
 
 def _count_link(token: Any, env: Any) -> None:  # noqa: ANN401 - the library's
-    env["link"] += sum(len(str(value)) for value in token.attrs.values())
-    if env["link"] > _LINK_CHARACTERS:
+    env["spent"].link += sum(len(str(value)) for value in token.attrs.values())
+    if env["spent"].link > _LINK_CHARACTERS:
         raise _TooMuchMarkdown
 
 

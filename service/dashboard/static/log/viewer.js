@@ -3,6 +3,7 @@
 
 import { plainStyle, writeAnsi } from "./ansi.js";
 import { startFind } from "./find.js";
+import { LogMap, levelOf } from "./map.js";
 import { startOptions } from "./options.js";
 import { follow } from "./stream.js";
 
@@ -52,6 +53,7 @@ class Log {
   #marked = null;
   #follow = document.getElementById("follow");
   #bar = document.querySelector("[data-log-bar]");
+  #map;
   #place = document.querySelector("[data-log-place]");
   #line = document.querySelector("[data-log-line]");
   #new = document.querySelector("[data-log-new]");
@@ -69,7 +71,7 @@ class Log {
       if (event.key === "End") this.#go(this.last, event);
     });
     this.#follow.addEventListener("change", () => { if (this.#follow.checked) this.show(this.last); });
-    this.#place.addEventListener("input", () => this.show(Number(this.#place.value)));
+    this.#place.addEventListener("input", () => this.show(this.#map.nearest(Number(this.#place.value))));
     this.#line.addEventListener("change", () => {
       const wanted = Math.min(Math.max(1, Math.trunc(Number(this.#line.value)) || 1), this.last);
       this.#line.value = wanted;
@@ -78,7 +80,9 @@ class Log {
     });
     window.addEventListener("hashchange", () => this.#showLinked());
     this.#new.addEventListener("click", () => this.show(this.last));
+    new ResizeObserver(() => this.#keepAtEnd()).observe(box);
     startFind(this);
+    this.#map = new LogMap(this);
     this.#options = startOptions(this);
   }
 
@@ -99,6 +103,7 @@ class Log {
     else if (this.box.dataset.begin) await this.show(Number(this.box.dataset.begin), "start");
     this.#follow.closest("label").hidden = page.complete;
     this.note();
+    this.#map.read();
     return page.complete;
   }
 
@@ -155,6 +160,7 @@ class Log {
   line(row) {
     if (row.line <= this.last) return;
     this.last = row.line;
+    this.#map.add(row);
     this.#partial = "";
     if (this.#follow.checked || row.line === this.#end() + 1) this.#waiting.push(row);
     if (this.#waiting.length > PAGE) this.#waiting.shift();
@@ -170,6 +176,7 @@ class Log {
     this.last = Math.max(this.last, to);
     this.#skipped = `Lines ${from.toLocaleString("en")} to ${to.toLocaleString("en")} came too fast to show; scroll up to read them`;
     this.#waiting = [];
+    this.#map.read();
     this.#soon();
   }
 
@@ -284,7 +291,7 @@ class Log {
   // The row of a line.
   element(message, row, style) {
     const element = document.createElement("div");
-    element.className = row ? "row" : "row partial";
+    element.className = row ? `row ${levelOf(message)}` : "row partial";
     const number = document.createElement("a");
     number.className = "line";
     if (row) {
@@ -339,8 +346,9 @@ class Log {
   }
 
   #scrolled() {
-    const follows = this.#follow.checked || this.#end() >= this.last;
-    this.#follow.checked = follows && this.#atBottom();
+    // A box that became lower is not at its end, without having been scrolled up.
+    const kept = this.#follow.checked && this.box.scrollTop >= this.#top;
+    this.#follow.checked = kept || ((this.#follow.checked || this.#end() >= this.last) && this.#atBottom());
     this.#showPlace();
     const { scrollTop, scrollHeight, clientHeight } = this.box;
     if (scrollTop < NEAR_PX && this.#first > 1) this.#load(Math.max(0, this.#first - 1 - STEP), this.#first - 1);
@@ -384,6 +392,7 @@ class Log {
     this.#new.textContent = `${unseen.toLocaleString("en")} new line${unseen === 1 ? "" : "s"}`;
     this.#place.max = this.#line.max = Math.max(1, this.last);
     if (document.activeElement !== this.#place) this.#place.value = line;
+    this.#map.draw();
     this.#place.setAttribute("aria-valuetext", `line ${line} of ${this.last}`);
     document.querySelector("[data-log-total]").textContent = this.last.toLocaleString("en");
   }

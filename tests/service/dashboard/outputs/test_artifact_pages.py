@@ -61,6 +61,25 @@ def test_text_is_shown_as_text(signed_in_browser, ended_job_id):
     assert "The file is empty." in look(signed_in_browser, ended_job_id, "empty.txt").text
 
 
+def test_a_file_is_shown_beside_its_folder_with_the_files_before_and_after_it(signed_in_browser, ended_job_id):
+    listed = signed_in_browser.get(f"/ui/jobs/{ended_job_id}/artifacts").text
+    files = re.findall(r'class="name"><a href="([^"]*/view[^"]*)"', listed)
+    assert len(files) > 3
+    for before, file, after in zip(files, files[1:], files[2:], strict=False):
+        page = signed_in_browser.get(file.replace("&amp;", "&")).text
+        assert (step(page, "prev"), step(page, "next")) == (before, after)
+        assert re.findall(r'<a href="([^"]*)" aria-current="page"><span>', page) == [file]
+    assert step(signed_in_browser.get(files[0].replace("&amp;", "&")).text, "prev") is None
+    assert (
+        "<title>notes.txt · trained · Gradient Jobs</title>" in look(signed_in_browser, ended_job_id, "notes.txt").text
+    )
+
+
+def step(page, rel):
+    match = re.search(rf'data-step="{rel}" href="([^"]*)"', page)
+    return match and match[1]
+
+
 def test_of_a_long_text_any_line_is_shown_and_found(signed_in_browser, client, ended_job_id):
     page = look(signed_in_browser, ended_job_id, "long.log").text
     assert f'data-log="/jobs/{ended_job_id}/artifacts/lines?path=long.log"' in page

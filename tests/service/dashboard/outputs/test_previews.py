@@ -119,3 +119,86 @@ def test_a_damaged_header_is_no_preview(suffix):
     ):
         for length in (0, 1, 30, 400):
             assert look(start + chance.randbytes(length), f"x{suffix}").kind == "none"
+
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+def notebook(*cells):
+    return look(json.dumps({"nbformat": 4, "cells": cells}).encode(), "a.ipynb")
+
+
+def code(*outputs, source="run()"):
+    return {"cell_type": "code", "source": source, "execution_count": 3, "outputs": outputs}
+
+
+def result(**data):
+    data = {name.replace("__", "/"): value for name, value in data.items()}
+    return {"output_type": "execute_result", "data": data}
+
+
+def test_a_notebook_has_cells_outputs_and_pictures():
+    frame = "<table border=1><tr><th></th><th>a</th></tr><tr><th>0</th><td>1 &lt; 2</td></tr></table>"
+    pictured = {"x.png": {"image/png": PIXEL}}
+    text = {"cell_type": "markdown", "source": ["# Title\n", "![p](attachment:x.png)"], "attachments": pictured}
+    stream = {"output_type": "stream", "name": "stdout", "text": ["\x1b[31mred\x1b[0m\n"]}
+    error = {"output_type": "error", "ename": "E", "evalue": "bad", "traceback": ["\x1b[0;31mE\x1b[0m: bad"]}
+    made = notebook(
+        text,
+        code(stream, error),
+        code(result(image__png=PIXEL, text__plain="<Figure>")),
+        code(result(text__html=frame)),
+    )
+    assert made.kind == "notebook"
+    title, first, second, third = made.parsed
+    assert title.html.startswith("<h1>Title</h1>")
+    assert f'src="data:image/png;base64,{PIXEL}"' in title.html
+    assert (first.number, first.source) == ("3", "run()")
+    assert [(output.kind, output.shown) for output in first.outputs] == [("text", "red\n"), ("error", "E: bad")]
+    assert [(output.kind, output.shown) for output in second.outputs] == [("picture", f"data:image/png;base64,{PIXEL}")]
+    assert third.outputs[0].shown == [[("", True), ("a", True)], [("0", True), ("1 < 2", False)]]
+
+
+@pytest.mark.parametrize(
+    "notebook",
+    [
+        [],
+        {},
+        {"cells": 3},
+        {"cells": [3]},
+        {"cells": [{}]},
+        {"cells": [{"cell_type": "code", "outputs": [3]}]},
+        {"worksheets": []},
+    ],
+)
+def test_what_is_no_notebook_is_text(notebook):
+    assert look(json.dumps(notebook).encode(), "a.ipynb").kind == "text"
+
+
+def test_nothing_of_a_notebook_runs_or_loads():
+    script = "<script>alert(1)</script>"
+    hostile = {"cell_type": "markdown", "source": f"{script}[a](javascript:b) ![c](https://d/e.png)"}
+    made = notebook(
+        hostile,
+        {"cell_type": "raw", "source": script},
+        code(result(application__javascript="alert(1)")),
+        code(result(text__html=f"<table><tr><td>{script}</td><img src=x onerror=y></table>")),
+        code(result(image__png="not base64 <b>", text__plain=script)),
+        code(result(text__html=f"<b>{script}</b>")),
+    )
+    shown, raw, script_result, table, picture, html = made.parsed
+    assert "<script" not in shown.html
+    assert "<img" not in shown.html
+    assert 'href="javascript' not in shown.html
+    assert raw.html is None
+    assert script_result.outputs[0].shown.startswith("A result of the type application/javascript")
+    assert table.outputs[0].kind == "table"  # rows of text alone
+    assert (picture.outputs[0].kind, picture.outputs[0].shown) == ("text", script)
+    assert html.outputs[0].kind == "text"
+
+
+def test_all_the_markdown_of_a_notebook_has_one_bound():
+    dear = {"cell_type": "markdown", "source": "*a " * 20_000}
+    made = notebook(*[dear] * 10)
+    assert sum(cell.html is not None for cell in made.parsed) < 3
+    assert made.parsed[9].source == dear["source"][:50_000]
