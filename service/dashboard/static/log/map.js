@@ -58,6 +58,7 @@ export class LogMap {
     const state = [height, this.log.last, error.size, warning.size].join();
     if (state === this.#drawn || !height) return;
     this.#drawn = state;
+    this.#canvas.parentElement.title = `Lines that look like errors: ${error.size}, like warnings: ${warning.size}`;
     this.#canvas.height = height;
     const context = this.#canvas.getContext("2d");
     const style = getComputedStyle(this.#canvas);
