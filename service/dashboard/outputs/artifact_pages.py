@@ -255,11 +255,10 @@ def _list_beside(session: Session, app_state: AppState, header: JobHeader, path:
     files = [entry.path for entry in entries if entry.file is not None]
     if path not in files:
         return _Beside([], None, None)
-    at, place = files.index(path), [entry.path for entry in entries].index(path)
-    start = max(0, place - PAGE_ENTRIES // 2)
-    return _Beside(
-        entries[start : start + PAGE_ENTRIES], files[at - 1] if at else None, files[at + 1] if files[at + 1 :] else None
-    )
+    previous, following = ([None, *files], [*files[1:], None])
+    index = files.index(path)
+    start = max(0, len(entries) - len(files) + index - PAGE_ENTRIES // 2)  # folders come first
+    return _Beside(entries[start : start + PAGE_ENTRIES], previous[index], following[index])
 
 
 @router.get("/selected")
@@ -294,9 +293,8 @@ def show_file(
     opened = _open(session, app_state, job_id, shown.path, attempt)
     with opened.file as file:
         order, links = TableOrder(shown.column, shown.desc), FileLinks(job_id, shown.path, attempt)
-        preview = Preview("lines")
-        if shown.view != "lines":
-            preview = read_preview(file, opened.size, shown.path, shown.start, order, links)
+        whole = shown.view == "lines"
+        preview = Preview("lines") if whole else read_preview(file, opened.size, shown.path, shown.start, order, links)
         text = _read_lines(app_state, header, opened, shown) if preview.kind == "lines" else None
     page = render_job_page(
         "artifacts/file.html",
