@@ -57,6 +57,7 @@ _SHOWN = (
     *("estimatedStartAt", "machineType", "simulated", "command", "project", "attempt", "createdAt", "startedAt"),
     *("finishedAt", "durationSeconds", "cost", "artifactsState", "notes", "url"),
 )
+_PLANNED = ("pricePerHour", "maxCost", "queuePosition", "waitMessage", "imageCheck")
 _CORRECT = "correct it, and call again"
 _SPEND_LESS = "preview_job with a smaller time_limit or max_cost, or ask your user for a larger budget"
 _NEXT = {400: _CORRECT, 402: _SPEND_LESS, 404: "list_jobs", 422: _CORRECT}  # by the status of errors without a hint
@@ -282,7 +283,7 @@ class Tools:
         has_folder = workspace != "none" and not workspace_path.is_url(workspace)
         folder = submission.read_folder(workspace, include) if has_folder else None
         answer, upload, _, findings = plan_job(self._api(), spec, workspace, folder)
-        plan = {name: answer.get(name) for name in ("pricePerHour", "maxCost", "queuePosition", "waitMessage")}
+        plan = {name: answer.get(name) for name in _PLANNED}
         plan |= {"startsAt": answer.get("estimatedStartAt"), "notes": answer.get("notes"), "job": spec}
         plan |= {"upload": upload, "findings": [finding.as_json() for finding in findings]}
         bound = [spec, workspace if upload is None else upload["sha256"], plan["pricePerHour"]]

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 from core.errors import ExtraMissing, SpecInvalid
 from core.notifications.deliveries import Answer
-from core.notifications.public_address import resolve
+from core.notifications.webhook import ALLOWED_BY
+from core.system.public_requests import resolve
 
 _OWN_HOST = (
     *("gotify", "gotifys", "mailto", "mailtos", "matrix", "matrixs", "mmost", "mmosts", "ntfy", "ntfys", "rocket"),
@@ -43,7 +44,7 @@ def send(url: str, message_id: str, message: dict[str, Any], allowed: Sequence[s
     plugin.redirects = False  # one may lead to an address that is not public
     host = getattr(plugin, "smtp_host", None) or plugin.host
     if parts.scheme in _OWN_HOST and host and getattr(plugin, "mode", None) != "cloud":
-        resolve(host, plugin.port or 443, allowed)
+        resolve(host, plugin.port or 443, allowed, ALLOWED_BY)
     title, _, rest = message["data"]["summary"].partition("\n")
     links = [part["url"] for part in message["data"].values() if isinstance(part, dict) and "url" in part]
     body = "\n".join([rest or title, *links, f"[{message_id}]"])

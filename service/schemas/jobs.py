@@ -310,6 +310,18 @@ class ResolvedJob(ViewOptions, View):
     ports: list[PortView]
 
 
+class ImageCheck(View):
+    """The answer of a registry about the image of a job that is not submitted."""
+
+    state: Literal["found", "missing", "login", "unknown"] = Field(
+        description="found; missing; login: it takes a login, or another one; unknown: the registry could not be asked"
+    )
+    message: str
+    remedy: str | None = None
+    digest: str | None = None
+    bytes: int | None = Field(default=None, description="of the compressed layers; null: unknown")
+
+
 class DryRun(View):
     """The job that a submission would create."""
 
@@ -337,6 +349,7 @@ class DryRun(View):
     requirements_installed: bool | None = Field(
         description="whether the requirements in the query are already installed on the server's machine; null: unknown"
     )
+    image_check: ImageCheck | None = Field(description="null: no image would be pulled")
     max_workspace_files: int = Field(description="maximum number of files, folders and links in a workspace archive")
     notes: list[str]
 

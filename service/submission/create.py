@@ -46,6 +46,7 @@ from service.presenters.jobs import machine_type_view, resolved_view, submitted_
 from service.schemas.job_changes import CloneJob
 from service.schemas.jobs import DryRun, JobView, SubmitJob
 from service.submission.image import with_pinned_image
+from service.submission.image_check import plan_check
 from service.submission.insert import find_project, insert, prepared_job
 from service.submission.members import check_nodes, cloned_members, new_members
 from service.submission.stages import InsertedJob, PreparedJob, RequestOrigin, ValidatedJob
@@ -200,12 +201,14 @@ def dry_run(
     follows = bool(valid.spec.after or valid.spec.inputs)
     with app_state.database.read() as session:
         dependencies.check(session, valid.spec, lock=False)
-        viewer = viewer_of(app_state, key_id)
-        project, _ = find_project(session, viewer, request.project_id, request.project, create=False)
+        project = find_project(
+            session, viewer_of(app_state, key_id), request.project_id, request.project, create=False
+        )[0]
         job = _prospective_job(valid, backend, project.id, request.nodes if members else None)
         job.submitted_by, job.user_id = key_id, users.identity_of(session, key_id)
         budgets.check(session, job, len(members) if request.nodes else 1)
         offered, waits = live_workers(session), prospective_waits(session, [job])[job.id]
+        check_image = plan_check(session, app_state.settings, valid, job, request)
     return DryRun(
         job=resolved_view(valid.spec, machine, backend, {"id": request.project_id, "name": project.name}, valid.image),
         machine_type=machine_type_view(machine, backend, offered),
@@ -219,13 +222,9 @@ def dry_run(
         package_sources=package_sources(),
         default_packages=default_packages(app_state.settings),
         requirements_installed=is_installed(app_state.settings, project.id, requirements) if requirements else None,
+        image_check=check_image(),
         max_workspace_files=workspace_limits(app_state).max_files,
-        notes=[
-            *([f"An array of {len(members):,} jobs would be submitted."] if members else []),
-            *_dry_run_notes(valid, job, offered, uploaded=uploaded),
-            *valid.answer_notes,
-            *valid.notes,
-        ],
+        notes=_dry_run_notes(valid, job, offered, len(members), uploaded=uploaded),
     )
 
 
@@ -392,8 +391,8 @@ def _max_cost(valid: ValidatedJob) -> float | None:
     return round(min(bounds), 6) if bounds else None
 
 
-def _dry_run_notes(valid: ValidatedJob, job: Job, offered: LiveWorkers, *, uploaded: bool) -> list[str]:
-    notes = []
+def _dry_run_notes(valid: ValidatedJob, job: Job, offered: LiveWorkers, members: int, *, uploaded: bool) -> list[str]:
+    notes = [f"An array of {members:,} jobs would be submitted."] if members else []
     machine, backend = valid.machine, job.backend
     workers = offered.for_machine_type(machine.name, backend)
     if backend != machine.backend and not valid.answer_notes:
@@ -404,4 +403,4 @@ def _dry_run_notes(valid: ValidatedJob, job: Job, offered: LiveWorkers, *, uploa
         notes.append(f"The job requests {explain_too_large(job, workers)}. It would wait for a larger worker.")
     if uploaded:
         notes.append("The uploaded workspace was not validated.")
-    return notes
+    return [*notes, *valid.answer_notes, *valid.notes]

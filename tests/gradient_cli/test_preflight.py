@@ -164,3 +164,15 @@ def test_next_names_what_makes_sense(cli, server, protocol):
     assert steps("projects", "list") == ["projects show pr1"]
     server.on("DELETE", job, protocol.Reply(status=204))
     assert steps("jobs", "delete", protocol.id) == ["jobs list"]
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "severity"),
+    [("found", 0, None), ("missing", 1, "warning"), ("login", 1, "warning"), ("unknown", 0, "info")],
+)
+def test_what_the_registry_says_of_the_image_is_told(check, cli, state, code, severity):
+    image = {"state": state, "message": "It says so.", "remedy": "Do that.", "digest": "sha256:1" * (state == "found")}
+    findings = check("python train.py", code=code, plan={**PLAN, "imageCheck": image})
+    assert findings == ([] if severity is None else [(severity, "It says so", "Do that.")])
+    shown = cli("jobs", "check", "-m", "CPU", "--command", "python train.py").stdout
+    assert ("registry" in shown) == (state == "found")

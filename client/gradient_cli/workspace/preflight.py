@@ -56,6 +56,10 @@ def plan_job(
     start = str(plan.answer.get("wouldStart"))
     if start.startswith("cannot start"):
         plan.findings.append(Finding(WARNING, f"it {start}: ", "`gradient-cli machine-types` shows what is free"))
+    image = plan.answer.get("imageCheck") or {}
+    if image.get("state") in {"missing", "login", "unknown"}:
+        severity = INFO if image["state"] == "unknown" else WARNING
+        plan.findings.append(Finding(severity, f"{str(image['message']).rstrip('.')}. ", str(image["remedy"])))
     plan.findings.sort(key=lambda finding: (ERROR, WARNING, INFO).index(finding.severity))
     return plan._replace(answer=_without_tokens(plan.answer))
 

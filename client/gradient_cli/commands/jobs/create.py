@@ -228,6 +228,7 @@ def _print_plan(plan: preflight.JobPlan, folder: WorkspaceFolder | None) -> None
             **shown,
             **(plan.requirements.as_fields(answer) if plan.requirements else {}),
             "start": answer.get("wouldStart") or "",
+            "registry": answer["imageCheck"]["message"] if (answer.get("imageCheck") or {}).get("digest") else "",
             "upload": _describe_upload(plan.upload),
         }
     )
