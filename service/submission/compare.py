@@ -35,7 +35,7 @@ def submit(
     whether it was created now: the same Idempotency-Key gives the same comparison.
     """
     check_idempotency_key(origin.idempotency_key)
-    jobs = _split(request)
+    jobs = split(request)
     valid = [validate(app_state, job, uploaded=upload is not None) for job in jobs]
     workspace = store_workspace(app_state, origin.key_id, upload, request.workspace_sha256)
     valid = [replace(valid_job, spec=with_workspace(valid_job.spec, workspace)) for valid_job in valid]
@@ -166,7 +166,7 @@ def _after(prepared: PreparedJob, job_id: str) -> PreparedJob:
     return replace(prepared, spec=replace(prepared.spec, after=(f"{job_id}:ended",)))
 
 
-def _split(request: SubmitComparison) -> list[SubmitJob]:
+def split(request: SubmitComparison) -> list[SubmitJob]:
     """Return the requests of the jobs: repeat by repeat, so that a busy server measures all machine types early."""
     refuse_array(request)
     names = [name.strip() for name in request.machine_type.split(",") if name.strip()]

@@ -59,12 +59,9 @@ def create(
     `upload`: the archive of its workspace, or None; stored only if the rest is valid.
     """
     check_idempotency_key(origin.idempotency_key)
-    fields = request.plan_fields() | ({} if request.command else {"parallel": 0})
-    has_ceiling = bool(request.model_fields_set & {"max_cost", "max_gpu_hours"})
-    plan = make_plan(**fields, has_ceiling=has_ceiling).to_json()
+    plan = plan_of(request).to_json()
     valid: ValidatedJob | None = None
     if request.command:
-        _check_words(request.command, request.space)
         valid = prepare_first(app_state, origin, request, upload, "sweep")
         spec = valid.spec.to_json()
     else:
@@ -85,6 +82,14 @@ def create(
     if created:
         advance(app_state, sweep_id)
     return sweep_id, created
+
+
+def plan_of(request: SubmitSweep) -> Plan:
+    """Check what a new sweep tries."""
+    fields = request.plan_fields() | ({} if request.command else {"parallel": 0})
+    plan = make_plan(**fields, has_ceiling=bool(request.model_fields_set & {"max_cost", "max_gpu_hours"}))
+    _check_words(request.command, request.space)
+    return plan
 
 
 def _spec_without_jobs(app_state: AppState, request: SubmitSweep, *, uploaded: bool) -> dict[str, Any]:

@@ -32,6 +32,13 @@ def prepare_first(
     app_state: AppState, origin: RequestOrigin, request: SubmitJob, upload: BinaryIO | None, noun: str
 ) -> ValidatedJob:
     """Check the job of a new schedule or sweep as that of a submission, and store its workspace."""
+    valid = check_and_store(app_state, origin, job_of(request, noun), upload)
+    app_state.keys.rights(origin.key_id).check_machine_type(valid.machine.name)
+    return valid
+
+
+def job_of(request: SubmitJob, noun: str) -> SubmitJob:
+    """Return the request of each job of a new schedule or sweep."""
     refuse_array(request)
     given = request.model_dump(by_alias=True, exclude_unset=True, include=set(SubmitJob.model_fields))
     if given.get("after"):
@@ -41,9 +48,7 @@ def prepare_first(
             f"A {noun} cannot store a registry password. Store it for all jobs with `gradient-cli registries set`.",
             field="registryUsername",
         )
-    valid = check_and_store(app_state, origin, SubmitJob.model_validate(given), upload)
-    app_state.keys.rights(origin.key_id).check_machine_type(valid.machine.name)
-    return valid
+    return SubmitJob.model_validate(given)
 
 
 def insert_new(

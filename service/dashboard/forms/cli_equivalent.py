@@ -1,4 +1,4 @@
-"""The job of the form as a command of `gradient-cli`, and as a project file for it."""
+"""What the form makes as a command of `gradient-cli`, and a job as a project file for it."""
 
 import json
 import shlex
@@ -11,6 +11,7 @@ _FLAGS = {
     "workingDir": "workingDirectory",
     "tags": "tag",
     "params": "param",
+    "space": "param",
     "packages": "with",
     "requirementsFile": "requirements",
     "extras": "extra",
@@ -21,13 +22,19 @@ _FILED = {"workingDir": "workingDirectory"}  # options that have another name in
 _NOT_GIVEN = frozenset({"workspace", "workspaceSha256", "registryPassword"}) | CODE_OPTIONS
 
 
-def as_command(fields: Mapping[str, Any]) -> str:
-    """Return the command that submits a job with these fields of a request.
+def as_command(fields: Mapping[str, Any], command: str = "jobs create") -> str:
+    """Return the command of `gradient-cli` that submits a request with these fields.
 
     Values that the form hides are left to the environment of the command, and a password to its prompt. Uploaded files
     are those of the folder that it is run in.
     """
-    lines = ["gradient-cli jobs create", *(_quote(flag, value) for flag, value in _flags(fields))]
+    if command == "compare create":  # there, one job at a time is the default
+        fields = {name: value for name, value in fields.items() if name != "serial"} | (
+            {} if fields.get("serial") else {"parallel": True}
+        )
+    elif "space" in fields:  # a parameter that is not tried is one with a single value
+        fields = {**fields, "params": {n: _single(text) for n, text in fields.get("params", {}).items()}}
+    lines = [f"gradient-cli {command}", *(_quote(flag, value) for flag, value in _flags(fields))]
     return " \\\n  ".join(lines)
 
 
@@ -46,6 +53,10 @@ def _flags(fields: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
             yield flag, str(value)
     if "workspaceSha256" not in fields:
         yield "workspace", fields.get("workspace", "none")
+
+
+def _single(text: str) -> str:
+    return f'"{text}"' if "," in text or ".." in text or text.strip() == "flag" else text
 
 
 def _quote(flag: str, value: str | None) -> str:

@@ -7,30 +7,51 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
 
 from core.formatting import format_short_duration, parse_duration
 from core.jobs.spec.job_spec import CODE_OPTIONS, REDACTED, SECRET_PREFIX, JobSpec
-from core.jobs.spec.params import Value
+from core.jobs.spec.params import Value, command_params, read_value
+from service.dashboard.forms.kinds import KINDS
 from service.schemas.jobs import SubmitJob
 
-SHOWN_FIRST = (
-    *("name", "project", "tags", "container", "envVars", "outputs"),
-    *("timeLimit", "maxCost", "maxAttempts", "ports"),
-)
-"""Options with a field of the usual kind that are always shown, in this order; the others can be unfolded."""
+SHOWN_FIRST = ("name", "project", "container", "tags", "envVars")
+"""Options that are always shown, in this order; the others can be unfolded."""
+_THEN = ("outputs", "timeLimit", "maxCost", "maxAttempts", "ports")  # the first of the others
 
 _DRAWN_APART = frozenset({"machineType", "command", "workspace", "workspaceSha256", "projectId"}) | CODE_OPTIONS
-_LABELS = {"envVars": "Environment variables", "container": "Image", "cpus": "CPUs", "memoryMb": "Memory (MiB)"}
+_LABELS = {
+    "envVars": "Environment variables",
+    "container": "Image",
+    "cpus": "CPUs",
+    "memoryMb": "Memory (MiB)",
+    "params": "Parameters",
+    "space": "Values to try",
+    "cron": "Cron expression",
+    "onMiss": "For missed times",
+    "onOverlap": "If one is still running",
+    "stop": "Stop trials early",
+    "stopAfter": "Not before this many values",
+    "parallel": "Trials at once",
+    "repeats": "Jobs on each machine type",
+    "serial": "One job at a time",
+}
 _HINTS = {
     "variables": (
         "one NAME=VALUE per line; NAME=secret:SECRET passes a stored secret; write multi-line values as JSON "
         "strings in double quotes"
     ),
     "params": "one NAME=VALUE per line",
+    "space": (
+        "one NAME=VALUES per line, such as lr=log:1e-5..1e-1, layers=1..8, opt=adam,sgd or amp=flag; the command gets "
+        "them as options in $GRADIENT_ARRAY_VALUE, and as JSON in $GRADIENT_PARAMS"
+    ),
     "lines": "one per line",
     "duration": "such as 90m, 1h30m or 2d",
 }
+_MERGED = {"goal"}  # `metric` has it
 _SPEC_DEFAULTS = {
     (SubmitJob.model_fields[name].alias or name): value
     for name, value in JobSpec(machine_type="", command="true").to_json().items()
@@ -41,14 +62,18 @@ _SPEC_DEFAULTS = {
 @dataclass(frozen=True, slots=True)
 class JobField:
     name: str
-    kind: str  # text, lines, variables, number, duration, flag or password
+    kind: str  # text, lines, variables, number, duration, flag, choice or password
     label: str
     help: str  # text below the field
+    makes: str  # the kinds of `KINDS` that have it
+    choices: tuple[str, ...] = ()  # the first one if the field is empty
 
 
 def _kind(annotation: str, description: str, *, hidden: bool) -> str:
     if hidden:
         return "password"
+    if "Literal" in annotation:
+        return "choice"
     if "dict" in annotation:
         return "variables"
     if "bool" in annotation:
@@ -58,23 +83,41 @@ def _kind(annotation: str, description: str, *, hidden: bool) -> str:
     return "lines" if "list" in annotation else "text"
 
 
+def _choices(annotation: object, default: object) -> tuple[str, ...]:
+    if get_origin(annotation) is not Literal:
+        return next(filter(None, (_choices(part, default) for part in get_args(annotation))), ())
+    first = default if isinstance(default, str) else "none"
+    return (first, *(choice for choice in get_args(annotation) if choice != first))
+
+
 def _create_fields() -> dict[str, JobField]:
+    options: dict[str, tuple[FieldInfo, list[str]]] = {}
+    for kind_name, made in KINDS.items():
+        for attribute, option in made.model.model_fields.items():
+            options.setdefault(option.alias or attribute, (option, []))[1].append(kind_name)
     fields = {}
-    for attribute, field in SubmitJob.model_fields.items():
-        name, text = field.alias or attribute, (field.description or "").replace("in seconds", "").rstrip(", ")
-        kind = _kind(str(field.annotation), field.description or "", hidden=field.repr is False)
+    for name, (option, makes) in options.items():
+        description = option.description or ""
+        text = re.sub(r"( from)? \(?GET [^ ):]+\)?", "", description.replace("in seconds", "").rstrip(", "))
+        kind = _kind(str(option.annotation), description, hidden=option.repr is False)
         label_words = re.sub(r"(?<!^)(?=[A-Z])", " ", name)
         label = _LABELS.get(name, label_words[0].upper() + label_words[1:].lower())
         text, hint = "" if kind == "variables" else text, _HINTS.get(name, _HINTS.get(kind))
-        fields[name] = JobField(
-            name, kind, label, f"{text[:1].upper()}{text[1:]}{'; ' if text and hint else ''}{hint or ''}."
-        )
+        if type(option.default) is int and "default" not in text:
+            text += f"; default: {option.default}"
+        shown = f"{text[:1].upper()}{text[1:]}{'; ' if text and hint else ''}{hint or ''}."
+        choices = _choices(option.annotation, option.default)
+        fields[name] = JobField(name, kind, label, shown, " ".join(makes), choices)
     return fields
 
 
 FIELDS = _create_fields()  # every option of a submission, by its name in the API
+_OF_JOBS = [name for name, field in FIELDS.items() if "job" in field.makes.split()]
 USUAL_FIELDS = [FIELDS[name] for name in SHOWN_FIRST]
-OTHER_FIELDS = [field for name, field in FIELDS.items() if name not in _DRAWN_APART and name not in SHOWN_FIRST]
+OTHER_FIELDS = [
+    FIELDS[name] for name in dict.fromkeys((*_THEN, *_OF_JOBS)) if name not in _DRAWN_APART | {*SHOWN_FIRST}
+]
+KIND_FIELDS = [field for name, field in FIELDS.items() if name not in {*_OF_JOBS, *_MERGED}]
 
 
 def describe_spec(spec: JobSpec, project: str) -> dict[str, str]:
@@ -111,8 +154,8 @@ def _quote_lines(value: Value) -> str:
     return text if plain else json.dumps(text, ensure_ascii=False)
 
 
-def parse_fields(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Convert what was typed into the fields of a request.
+def parse_fields(texts: Mapping[str, str], makes: str = "job") -> tuple[dict[str, Any], dict[str, str]]:
+    """Convert what was typed into the fields of a request for one of `KINDS`.
 
     Returns the fields that are not empty, by their names in the API; and the errors, by the same names.
     """
@@ -120,7 +163,7 @@ def parse_fields(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, st
     errors = {}
     for name, field in FIELDS.items():
         text = texts.get(name, "")
-        if not text.strip():
+        if not text.strip() or makes not in field.makes.split():
             continue
         try:
             values[name] = _from_text(field.kind, text)
@@ -205,5 +248,27 @@ def reveal_values(fields: dict[str, Any], original: JobSpec) -> None:
 
 def find_changes(texts: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
     return {
-        name: before.get(name, "") for name in FIELDS if texts.get(name, "").strip() != before.get(name, "").strip()
+        name: before.get(name, "") for name in _OF_JOBS if texts.get(name, "").strip() != before.get(name, "").strip()
     }
+
+
+def find_conflicts(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Return what contradicts recorded parameters, by their names: the command, a variable, or what a sweep tries."""
+    by_command, variables = command_params(fields.get("command", "")), fields.get("envVars", {})
+    conflicts = {}
+    for name, text in fields.get("params", {}).items():
+        option, variable = name.replace("-", "_"), variables.get(name, text)
+        if name in fields.get("space", {}):
+            conflicts[name] = "the sweep tries values of it"
+        elif option in by_command:
+            if by_command[option] != read_value(text):
+                conflicts[name] = f"the command says {by_command[option]}"
+        elif (
+            read_value(variable) != read_value(text) and variable != REDACTED and not variable.startswith(SECRET_PREFIX)
+        ):
+            conflicts[name] = f"the environment variable says {variable}"
+    return conflicts
+
+
+def without_param(text: str, name: str) -> str:
+    return "\n".join(line for line in text.split("\n") if line.partition("=")[0].strip() != name)

@@ -1,4 +1,4 @@
-"""The form of a new job, or of the changed clone of a job: filled in, checked, and submitted."""
+"""The form of a new job, sweep, schedule or comparison, or of a job's changed clone: filled in, checked, submitted."""
 
 import secrets
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import Depends, Request
 from fastapi.responses import RedirectResponse, Response
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.datastructures import UploadFile
 
@@ -14,13 +15,15 @@ from core.db.models.jobs import Job
 from core.errors import GradientError, IdempotencyMismatch, NotFound, SpecInvalid, StoreUnavailable
 from core.formatting import format_bytes
 from core.jobs import projects, queries
-from core.security import credentials
+from core.security import credentials, users
 from core.security.credentials import ALL_PROJECTS
+from core.security.encryption import Vault
 from core.storage.workspaces import StoredWorkspace
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, Principal, require_key_or_session
 from service.dashboard.forms import cli_equivalent, job_fields
 from service.dashboard.forms.job_plan import GENERAL, JobPlan, check_job, machine_choices
+from service.dashboard.forms.kinds import KINDS
 from service.dashboard.forms.upload import (
     LEFT_OUT,
     MAX_FILES,
@@ -30,12 +33,12 @@ from service.dashboard.forms.upload import (
     pack,
 )
 from service.dashboard.login import SameOriginForm
-from service.dashboard.rendering import job_url, render_page
+from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, RequestId
 from service.http.errors import STATUS_BY_ERROR
 from service.http.routing import Router
 from service.http.upload_form import upload_folder
-from service.submission import create
+from service.schemas.jobs import SubmitJob
 from service.submission.stages import RequestOrigin
 from service.submission.validation import DEFAULT_PROJECT
 from service.submission.withheld import Withheld, withheld_from
@@ -51,6 +54,7 @@ SOURCES = {
     "job": "The workspace of an earlier job",
 }
 """Sources of a workspace, with their labels."""
+_RECENT, _RECENT_JOBS = 5, 100  # shown commands and images, and the jobs that they are of
 
 
 @dataclass(slots=True)
@@ -68,14 +72,22 @@ class FormState:
     fields: Mapping[str, Any] = field(default_factory=dict)
     status: int = 200
 
+    @property
+    def makes(self) -> str:
+        kind = self.texts.get("kind", "")
+        return kind if kind in KINDS else "job"
+
 
 @router.get(PAGE)
 def show_form(request: Request, app_state: AppStateDep, caller: PageCaller) -> Response:
     """Show the form: empty, filled from the job `from`, or with fields of the address."""
-    texts = {name: value for name, value in request.query_params.items() if name in job_fields.FIELDS}
+    texts = dict(request.query_params)
+    unknown = next((name for name in texts if name not in {*job_fields.FIELDS, "kind", "from"}), None)
+    if unknown is not None or texts.get("kind", "job") not in KINDS:
+        raise NotFound(f"This form has no {unknown or 'kind ' + texts['kind']}. To clone a job, open its page.")
     with app_state.database.read() as session:
-        state = _read_original(session, app_state, caller, request.query_params.get("from", ""))
-        state.texts = dict(state.before) | texts
+        state = _read_original(session, app_state, caller, texts.pop("from", ""))
+        state.texts = {"serial": "on"} | dict(state.before) | texts
         return _render(session, app_state, caller, state)
 
 
@@ -113,6 +125,8 @@ def _pack_and_store(app_state: AppState, key_id: str, files: list[UploadFile]) -
 def _check_and_submit(
     app_state: AppState, caller: Principal, request_id: str, form: JobForm, errors: dict[str, str]
 ) -> Response:
+    if "drop" in form.texts:
+        form.texts["params"] = job_fields.without_param(form.texts.get("params", ""), form.texts["drop"])
     with app_state.database.read() as session:
         state = _read_original(session, app_state, caller, form.texts.get("from", ""))
         fields, field_errors = _read_fields(session, form)
@@ -121,7 +135,7 @@ def _check_and_submit(
     complete = {name: dict(value) if isinstance(value, dict) else value for name, value in fields.items()}
     if state.original is not None and state.withheld is not None:
         job_fields.reveal_values(complete, state.withheld.remainder(state.original.spec))
-    state.plan = check_job(app_state, caller.id, complete, errors, uploaded=False)
+    state.plan = check_job(app_state, caller.id, KINDS[state.makes], complete, errors)
     if form.texts.get("action") == "submit":
         state.status = 422
         answer = _submit(app_state, RequestOrigin(caller.id, request_id, form.texts.get("key") or None), state)
@@ -132,30 +146,35 @@ def _check_and_submit(
 
 
 def _submit(app_state: AppState, origin: RequestOrigin, state: FormState) -> Response | None:
-    """Submit the job of a valid form and lead to its page; None: it was refused, and the plan has the error."""
+    """Submit what a valid form makes and lead to its page; None: it was refused, and the plan has the error."""
     if state.plan is None or state.plan.request is None:
         return None
-    request, withheld = state.plan.request, state.withheld
     try:
-        submitted = create.submit(
-            app_state,
-            origin,
-            request,
-            None,
-            parent_id=None if withheld is None else withheld.job_id,
-            withheld=() if withheld is None else withheld.notes(request.env_vars or {}),
-        )
+        request = _with_git_login(app_state, state, state.plan.request)
+        address = KINDS[state.makes].submit(app_state, origin, request, state.withheld)
     except IdempotencyMismatch:
         state.texts["key"] = ""
         state.plan.errors[GENERAL] = (
-            "This form was already submitted with other values. Submit it again to create another job."
+            "This form was already submitted with other values. Submit it again to create another."
         )
     except GradientError as error:
         state.plan.errors[(error.field or GENERAL).split(".")[0]] = error.message
         state.status = STATUS_BY_ERROR[type(error)]
     else:
-        return RedirectResponse(job_url(submitted.job.id), 303)
+        return RedirectResponse(address, 303)
     return None
+
+
+def _with_git_login(app_state: AppState, state: FormState, request: SubmitJob) -> SubmitJob:
+    """Give a sweep, a schedule or a comparison the git login of the job that it is like; a clone gets it anyway."""
+    original, address = state.original, request.workspace
+    if state.makes == "job" or original is None or address is None or address != original.spec.workspace:
+        return request
+    with app_state.database.read() as session:
+        login = credentials.git_login(session, Vault(app_state.settings), original)
+    if not login or state.withheld is None or state.withheld.git_login:
+        return request
+    return request.model_copy(update={"workspace": address.replace("://", f"://{login}@", 1)})
 
 
 def _read_original(session: Session, app_state: AppState, caller: Principal, job_id: str) -> FormState:
@@ -172,7 +191,8 @@ def _read_original(session: Session, app_state: AppState, caller: Principal, job
 
 def _read_fields(session: Session, form: JobForm) -> tuple[dict[str, Any], dict[str, str]]:
     """Convert the form into the fields of a request, and the errors of those that cannot be."""
-    fields, errors = job_fields.parse_fields({n: t for n, t in form.texts.items() if not n.startswith("workspace")})
+    texts = {name: text for name, text in form.texts.items() if not name.startswith("workspace")}
+    fields, errors = job_fields.parse_fields(texts, FormState(texts).makes)
     job_fields.add_secrets(fields, form.secrets)
     try:
         fields |= _workspace_fields(session, form.texts)
@@ -205,10 +225,20 @@ def _workspace_fields(session: Session, texts: Mapping[str, str]) -> dict[str, s
             return {}
 
 
+def _recent(session: Session, caller: Principal) -> dict[str, list[str]]:
+    """Return the commands and images of the caller's last jobs, by their fields."""
+    columns = Job.spec_text("command"), Job.spec_text("container")
+    of_caller = Job.submitted_by.in_(users.keys_of_same_user(session, caller.id)), Job.deleted_at.is_(None)
+    rows = session.execute(select(*columns).where(*of_caller).order_by(Job.seq.desc()).limit(_RECENT_JOBS)).all()
+    commands, images = ([text for text in dict.fromkeys(row[at] for row in rows) if text][:_RECENT] for at in (0, 1))
+    return {"command": commands, "container": images}
+
+
 def _render(session: Session, app_state: AppState, caller: Principal, state: FormState) -> Response:
     texts = state.texts
-    from_folder = {"workspaceSha256": ""} if texts.get("source") == "files" else {}
+    shown = {**state.fields, **({"workspaceSha256": ""} if texts.get("source") == "files" else {})}
     errors = dict(state.plan.errors) if state.plan else {}
+    parsed, _ = job_fields.parse_fields(texts, state.makes)
     if "workspaceSha256" in errors:
         errors.setdefault("workspace", errors.pop("workspaceSha256"))
     sha256 = texts.get("workspaceSha256")
@@ -222,16 +252,22 @@ def _render(session: Session, app_state: AppState, caller: Principal, state: For
         state.status,
         caller=caller,
         page=PAGE,
+        kinds=KINDS,
+        makes=state.makes,
         key=texts.get("key") or secrets.token_urlsafe(16),
         original=state.original,
         withheld=[] if state.withheld is None else state.withheld.notes(),
         texts=texts,
         errors=errors,
-        plan=state.plan.dry_run if state.plan else None,
-        checked=state.plan is not None,
+        plan=state.plan,
+        conflicts=job_fields.find_conflicts(parsed),
+        params=parsed.get("params", {}),
+        unfold=any(texts.get(one.name) or one.name in errors for one in job_fields.OTHER_FIELDS),
         changes=job_fields.find_changes(texts, state.before) if state.original is not None else {},
         usual_fields=job_fields.USUAL_FIELDS,
+        kind_fields=job_fields.KIND_FIELDS,
         other_fields=job_fields.OTHER_FIELDS,
+        recent=_recent(session, caller),
         sources=SOURCES,
         uploaded=uploaded,
         limits=f"up to {MAX_FILES:,} files, {format_bytes(MAX_UPLOAD_BYTES)}; without {', '.join(LEFT_OUT)}",
@@ -240,6 +276,6 @@ def _render(session: Session, app_state: AppState, caller: Principal, state: For
         projects=[project.name for project in queries.projects(session)],
         secrets=sorted(names),
         chosen_secrets=state.secrets,
-        command_line=cli_equivalent.as_command({**state.fields, **from_folder}) if state.plan else None,
-        project_file=cli_equivalent.as_project_file({**state.fields, **from_folder}) if state.plan else None,
+        command_line=cli_equivalent.as_command(shown, KINDS[state.makes].command) if state.plan else None,
+        project_file=cli_equivalent.as_project_file(shown) if state.plan and state.makes == "job" else None,
     )

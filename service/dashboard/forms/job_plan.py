@@ -1,5 +1,6 @@
-"""The check of a job before it is submitted: everything that would be refused, or a dry run."""
+"""The check of what the form makes before it is submitted: all that would be refused, or a dry run of its jobs."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,37 +14,57 @@ from core.jobs.scheduling.capacity import live_workers
 from core.jobs.scheduling.wait_status import WaitStatus, prospective_waits
 from core.jobs.scheduling.workers import held_job_counts
 from service.app_state import AppState
+from service.dashboard.forms.kinds import Kind, Preview
 from service.schemas.base import parse_request
+from service.schemas.comparisons import SubmitComparison
 from service.schemas.jobs import DryRun, SubmitJob
 from service.submission import create
 
 GENERAL = ""  # the field of errors that no field caused
 _MAX_ERRORS = 12
+_REQUIRED = frozenset({"machineType", "command", "space", "cron"})
 
 
 @dataclass(slots=True)
 class JobPlan:
-    errors: dict[str, str] = field(default_factory=dict)  # errors by field; a job with one would be refused
+    errors: dict[str, str] = field(default_factory=dict)  # errors by field; with one, nothing would be created
     request: SubmitJob | None = None
-    # the job that would be created, without the fields that would be refused; None: too little is valid
-    dry_run: DryRun | None = None
+    # the jobs that would be created, one for each machine type, without the fields that would be refused
+    dry_runs: list[DryRun] = field(default_factory=list)
+    max_cost: float | None = None  # of all of them, or of each job of a schedule; None: unlimited
+    facts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def set_jobs(self, preview: Preview, ceiling: float | None, dry_runs: list[DryRun]) -> None:
+        self.dry_runs, self.facts = dry_runs, preview.facts
+        bounds = [None if run.max_cost is None else run.max_cost * (preview.each or 1) for run in dry_runs]
+        whole = None if None in bounds else sum(filter(None, bounds))
+        self.max_cost = min((amount for amount in (whole, ceiling) if amount is not None), default=None)
+        machines: dict[str, list[str]] = {}
+        for run in dry_runs:
+            for note in run.notes:
+                machines.setdefault(note, []).append(run.machine_type.name)
+        self.notes = [
+            note if len(names) == len(dry_runs) else f"{', '.join(names)}: {note}" for note, names in machines.items()
+        ]
 
 
-def check_job(
-    app_state: AppState, key_id: str, fields: dict[str, Any], errors: dict[str, str], *, uploaded: bool
-) -> JobPlan:
-    """Check a job, and collect the errors of all fields: a refused field is left out, and the rest is checked again."""
+def check_job(app_state: AppState, key_id: str, kind: Kind, fields: dict[str, Any], errors: dict[str, str]) -> JobPlan:
+    """Check a request, and collect the errors of all fields: a refused one is left out, and the rest checked again."""
     plan = JobPlan(errors=dict(errors))
-    left = dict(fields)
-    for name, stand_in in (("machineType", next(iter(app_state.catalogue)).name), ("command", "true")):
-        if name not in left and not (name == "command" and left.get("buildOnly")):
-            plan.errors.setdefault(name, "Required.")
-            left[name] = stand_in
-        left.setdefault(name, "")
+    left, stand_ins = dict(fields), _stand_ins(app_state, kind)
+    for name in _REQUIRED & stand_ins.keys() - left.keys():
+        if name == "command" and left.get("buildOnly"):
+            left[name] = ""
+            continue
+        plan.errors.setdefault(name, "Required.")
+        left[name] = stand_ins[name]
     for _ in range(_MAX_ERRORS):
         try:
-            request = parse_request(SubmitJob, left)
-            plan.dry_run = create.dry_run(app_state, key_id, request, uploaded=uploaded)
+            request = parse_request(kind.model, left)
+            preview = kind.preview(request)
+            runs = [create.dry_run(app_state, key_id, job, uploaded=False) for job in preview.jobs]
+            plan.set_jobs(preview, left.get("maxCost"), runs)
             break
         except RequestValidationError as error:
             messages = {
@@ -55,12 +76,29 @@ def check_job(
             messages = {(error.field or GENERAL).split(".")[0]: error.message}
         new = {name: text for name, text in messages.items() if name not in plan.errors}
         plan.errors |= new
-        if not new or not left.keys() & new.keys():
+        if not new or not (left.keys() | stand_ins.keys()) & new.keys():
             break
-        _leave_out(app_state, left, new)
+        for name in new:
+            left.pop(name, None)
+        left |= {name: stand_ins[name] for name in new.keys() & stand_ins.keys()}
     if not plan.errors:
         plan.request = request
     return plan
+
+
+def _stand_ins(app_state: AppState, kind: Kind) -> dict[str, Any]:
+    """Return values that are never refused, so that the other fields can be checked without what is refused."""
+    machine = next(iter(app_state.catalogue)).name
+    values = {
+        "machineType": f"{machine},{machine}" if kind.model is SubmitComparison else machine,
+        "command": "true",
+        "space": {"x": "1,2"},
+        "metric": "loss:min",
+        "trials": 1,
+        "cron": "0 0 * * *",
+    }
+    names = {option.alias for option in kind.model.model_fields.values()}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def _sentence(text: str) -> str:
@@ -68,26 +106,19 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _leave_out(app_state: AppState, fields: dict[str, Any], refused: dict[str, str]) -> None:
-    stand_ins = {"machineType": next(iter(app_state.catalogue)).name, "command": "true"}
-    for name in refused:
-        fields.pop(name, None)
-        if name in stand_ins:
-            fields[name] = stand_ins[name]
-
-
 @dataclass(frozen=True, slots=True)
 class MachineChoice:
     """A machine type to choose, with the wait of a job that is submitted to it now."""
 
     machine: MachineType
+    simulated: bool
     available: bool
     free: int
     wait: WaitStatus
 
 
 def machine_choices(session: Session, app_state: AppState) -> list[MachineChoice]:
-    """Return the machine types, first those that a worker offers."""
+    """Return the machine types, first those that a worker offers, and of these the real ones."""
     backends = {machine.name: app_state.backend_for(machine) for machine in app_state.catalogue}
     jobs = [
         Job(
@@ -105,10 +136,11 @@ def machine_choices(session: Session, app_state: AppState) -> list[MachineChoice
     choices = [
         MachineChoice(
             machine,
+            backends[machine.name] != machine.backend,
             offered.available(machine.name, backends[machine.name]),
             offered.free_slots(machine.name, backends[machine.name], held),
             waits[machine.name],
         )
         for machine in app_state.catalogue
     ]
-    return sorted(choices, key=lambda choice: not choice.available)
+    return sorted(choices, key=lambda choice: (not choice.available, choice.simulated))

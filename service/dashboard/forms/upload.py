@@ -64,9 +64,12 @@ def _job_form(form: FormData, error: str | None = None) -> JobForm:
     if error is not None and error.startswith("Too many files"):
         error += " Pack more files into an archive."
     check_texts({name: value for name, value in form.multi_items() if isinstance(value, str)})
+    # Browsers send the line ends of a text area as CR LF.
+    texts = {name: value.replace("\r\n", "\n") for name, value in form.items() if isinstance(value, str)}
+    if texts.get("kind") == "comparison":
+        texts["machineType"] = ",".join(map(str, form.getlist("machineTypes")))
     return JobForm(
-        # Browsers send the line ends of a text area as CR LF.
-        {name: value.replace("\r\n", "\n") for name, value in form.items() if isinstance(value, str)},
+        texts,
         [name for name in form.getlist("secret") if isinstance(name, str)],
         [file for file in form.getlist("files") if isinstance(file, UploadFile) and file.filename],
         error,

@@ -31,8 +31,17 @@ export function checkWhileTyping(form, onChange) {
       shown.replaceWith(document.adoptNode(part));
       onChange(part);
     }
+    for (const folded of form.querySelectorAll("details:has(.field-error, .conflict)")) folded.open = true;
     for (const field of fresh.querySelectorAll("[data-field]")) {
       form.querySelector(`[data-field="${field.dataset.field}"]`)?.classList.toggle("changed", field.classList.contains("changed"));
+    }
+  }
+
+  function showMatches({ value, dataset }) {
+    const words = value.toLowerCase().split(/\s+/);
+    for (const row of document.getElementById(dataset.filter).tBodies[0].rows) {
+      const text = row.textContent.toLowerCase();
+      row.hidden = !words.every((word) => text.includes(word));
     }
   }
 
@@ -44,9 +53,22 @@ export function checkWhileTyping(form, onChange) {
     }
   }
 
-  form.addEventListener("input", () => {
+  form.addEventListener("input", ({ target }) => {
+    if (target.dataset.filter) return showMatches(target);
     clearTimeout(timer);
     timer = setTimeout(check, PAUSE_MS);
+  });
+  form.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !event.target.dataset.filter) return;
+    event.preventDefault(); // chooses the first row that is left
+    form.querySelector("#machine-types tbody tr:not([hidden]) label")?.click();
+  });
+  form.addEventListener("click", ({ target }) => {
+    const name = target.dataset.fill;
+    if (!name) return;
+    form.elements[name].value = target.value;
+    form.elements[name].focus();
+    form.elements[name].dispatchEvent(new Event("input", { bubbles: true }));
   });
   form.addEventListener("change", showSource);
   showSource();

@@ -38,6 +38,10 @@ def value_of(page, name):
     return html.unescape(value[1] if value else found[1])
 
 
+def changed_fields(page):
+    return re.findall(r'class="field(?: wide)? changed"[^>]* data-field="(\w+)"', page.text)
+
+
 def job_at(client, answer):
     assert answer.status_code == 303, answer.text
     return client.get(f"/jobs/{answer.headers['location'].rpartition('/')[2]}").json()
@@ -170,10 +174,10 @@ def test_a_clone_opens_filled_and_marks_what_differs(signed_in_browser, client):
     assert texts["command"] == "echo one\necho two"
     assert (texts["timeLimit"], texts["project"]) == ("1h30m", "default")
     assert "hush" not in page.text
-    assert 'class="field changed"' not in page.text
+    assert not changed_fields(page)
     changed = texts | {"envVars": texts["envVars"].replace("0.1", "0.2"), "machineType": "CPU", "from": parent}
     page = send(signed_in_browser, "check", **changed)
-    assert re.findall(r'class="field changed" data-field="(\w+)"', page.text) == ["envVars"]
+    assert changed_fields(page) == ["envVars"]
     assert "was <code>LR=0.1" in page.text
     job = job_at(client, send(signed_in_browser, **changed))
     assert (job["parentJobId"], job["envVars"]["LR"], job["command"]) == (parent, "0.2", "echo one\necho two")
