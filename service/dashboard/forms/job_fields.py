@@ -94,7 +94,8 @@ def _create_fields() -> dict[str, JobField]:
     options: dict[str, tuple[FieldInfo, list[str]]] = {}
     for kind_name, made in KINDS.items():
         for attribute, option in made.model.model_fields.items():
-            options.setdefault(option.alias or attribute, (option, []))[1].append(kind_name)
+            name = option.alias or attribute
+            options[name] = (option, [*options.get(name, (option, []))[1], kind_name])
     fields = {}
     for name, (option, makes) in options.items():
         description = option.description or ""

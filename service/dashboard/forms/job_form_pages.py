@@ -22,7 +22,7 @@ from core.storage.workspaces import StoredWorkspace
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, Principal, require_key_or_session
 from service.dashboard.forms import cli_equivalent, job_fields
-from service.dashboard.forms.job_plan import GENERAL, JobPlan, check_job, machine_choices
+from service.dashboard.forms.job_plan import GENERAL, JobPlan, check_job, machine_choices, machine_groups
 from service.dashboard.forms.kinds import KINDS
 from service.dashboard.forms.upload import (
     LEFT_OUT,
@@ -54,7 +54,7 @@ SOURCES = {
     "job": "The workspace of an earlier job",
 }
 """Sources of a workspace, with their labels."""
-_RECENT, _RECENT_JOBS = 5, 100  # shown commands and images, and the jobs that they are of
+_RECENT, _RECENT_JOBS = 4, 100  # shown commands and images, and the jobs that they are of
 
 
 @dataclass(slots=True)
@@ -272,6 +272,7 @@ def _render(session: Session, app_state: AppState, caller: Principal, state: For
         uploaded=uploaded,
         limits=f"up to {MAX_FILES:,} files, {format_bytes(MAX_UPLOAD_BYTES)}; without {', '.join(LEFT_OUT)}",
         machines=machine_choices(session, app_state),
+        machine_groups=machine_groups,
         images=[image.name for image in app_state.images],
         projects=[project.name for project in queries.projects(session)],
         secrets=sorted(names),

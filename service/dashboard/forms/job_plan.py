@@ -1,6 +1,6 @@
 """The check of what the form makes before it is submitted: all that would be refused, or a dry run of its jobs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from service.submission import create
 
 GENERAL = ""  # the field of errors that no field caused
 _MAX_ERRORS = 12
+_SIMULATED, _NOT_OFFERED = "Simulated on this server's CPU", "No worker offers these now"
 _REQUIRED = frozenset({"machineType", "command", "space", "cron"})
 
 
@@ -118,7 +119,6 @@ class MachineChoice:
 
 
 def machine_choices(session: Session, app_state: AppState) -> list[MachineChoice]:
-    """Return the machine types, first those that a worker offers, and of these the real ones."""
     backends = {machine.name: app_state.backend_for(machine) for machine in app_state.catalogue}
     jobs = [
         Job(
@@ -133,7 +133,7 @@ def machine_choices(session: Session, app_state: AppState) -> list[MachineChoice
         for machine in app_state.catalogue
     ]
     waits, offered, held = prospective_waits(session, jobs), live_workers(session), held_job_counts(session)
-    choices = [
+    return [
         MachineChoice(
             machine,
             backends[machine.name] != machine.backend,
@@ -143,4 +143,12 @@ def machine_choices(session: Session, app_state: AppState) -> list[MachineChoice
         )
         for machine in app_state.catalogue
     ]
-    return sorted(choices, key=lambda choice: (not choice.available, choice.simulated))
+
+
+def machine_groups(choices: Sequence[MachineChoice], chosen: Collection[str]) -> dict[str, list[MachineChoice]]:
+    """Group machine types, those that are chosen first, as a list shows them."""
+    groups: dict[str, list[MachineChoice]] = {"Chosen": [], "": [], _SIMULATED: [], _NOT_OFFERED: []}
+    for choice in choices:
+        offered = _NOT_OFFERED if not choice.available else _SIMULATED if choice.simulated else ""
+        groups["Chosen" if choice.machine.name in chosen else offered].append(choice)
+    return groups

@@ -39,7 +39,7 @@ export function checkWhileTyping(form, onChange) {
 
   function showMatches({ value, dataset }) {
     const words = value.toLowerCase().split(/\s+/);
-    for (const row of document.getElementById(dataset.filter).tBodies[0].rows) {
+    for (const row of document.querySelectorAll(`#${dataset.filter} tbody tr`)) {
       const text = row.textContent.toLowerCase();
       row.hidden = !words.every((word) => text.includes(word));
     }

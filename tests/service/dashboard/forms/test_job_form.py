@@ -39,7 +39,7 @@ def value_of(page, name):
 
 
 def changed_fields(page):
-    return re.findall(r'class="field(?: wide)? changed"[^>]* data-field="(\w+)"', page.text)
+    return re.findall(r'class="field changed"[^>]* data-field="(\w+)"', page.text)
 
 
 def job_at(client, answer):
