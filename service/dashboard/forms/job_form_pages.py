@@ -33,12 +33,13 @@ from service.dashboard.forms.upload import (
     pack,
 )
 from service.dashboard.login import SameOriginForm
-from service.dashboard.rendering import render_page
+from service.dashboard.rendering import job_url, render_page
 from service.deps import AppStateDep, RequestId
 from service.http.errors import STATUS_BY_ERROR
 from service.http.routing import Router
 from service.http.upload_form import upload_folder
 from service.schemas.jobs import SubmitJob
+from service.submission import create
 from service.submission.stages import RequestOrigin
 from service.submission.validation import DEFAULT_PROJECT
 from service.submission.withheld import Withheld, withheld_from
@@ -150,8 +151,7 @@ def _submit(app_state: AppState, origin: RequestOrigin, state: FormState) -> Res
     if state.plan is None or state.plan.request is None:
         return None
     try:
-        request = _with_git_login(app_state, state, state.plan.request)
-        address = KINDS[state.makes].submit(app_state, origin, request, state.withheld)
+        address = _create(app_state, origin, state, state.plan.request)
     except IdempotencyMismatch:
         state.texts["key"] = ""
         state.plan.errors[GENERAL] = (
@@ -165,16 +165,20 @@ def _submit(app_state: AppState, origin: RequestOrigin, state: FormState) -> Res
     return None
 
 
-def _with_git_login(app_state: AppState, state: FormState, request: SubmitJob) -> SubmitJob:
-    """Give a sweep, a schedule or a comparison the git login of the job that it is like; a clone gets it anyway."""
-    original, address = state.original, request.workspace
-    if state.makes == "job" or original is None or address is None or address != original.spec.workspace:
-        return request
-    with app_state.database.read() as session:
-        login = credentials.git_login(session, Vault(app_state.settings), original)
-    if not login or state.withheld is None or state.withheld.git_login:
-        return request
-    return request.model_copy(update={"workspace": address.replace("://", f"://{login}@", 1)})
+def _create(app_state: AppState, origin: RequestOrigin, state: FormState, request: SubmitJob) -> str:
+    """Create what the form makes, and return the address of its page."""
+    kind, original, withheld = KINDS[state.makes], state.original, state.withheld
+    if original is not None and withheld is not None:
+        if state.makes == "job":
+            notes = withheld.notes(request.env_vars or {})
+            made = create.submit(app_state, origin, request, None, parent_id=original.id, withheld=notes)
+            return job_url(made.job.id)
+        if request.workspace == original.spec.workspace and not withheld.git_login:
+            with app_state.database.read() as session:
+                login = credentials.git_login(session, Vault(app_state.settings), original)
+            given = {"workspace": (request.workspace or "").replace("://", f"://{login}@", 1)} if login else {}
+            request = request.model_copy(update=given)
+    return kind.address + kind.create(app_state, origin, request, None)[0]
 
 
 def _read_original(session: Session, app_state: AppState, caller: Principal, job_id: str) -> FormState:

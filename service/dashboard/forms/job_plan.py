@@ -38,7 +38,7 @@ class JobPlan:
 
     def set_jobs(self, preview: Preview, ceiling: float | None, dry_runs: list[DryRun]) -> None:
         self.dry_runs, self.facts = dry_runs, preview.facts
-        bounds = [None if run.max_cost is None else run.max_cost * (preview.each or 1) for run in dry_runs]
+        bounds = [None if run.max_cost is None else run.max_cost * preview.each for run in dry_runs]
         whole = None if None in bounds else sum(filter(None, bounds))
         self.max_cost = min((amount for amount in (whole, ceiling) if amount is not None), default=None)
         machines: dict[str, list[str]] = {}
