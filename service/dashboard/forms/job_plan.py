@@ -93,7 +93,7 @@ def _stand_ins(app_state: AppState, kind: Kind) -> dict[str, Any]:
     values = {
         "machineType": f"{machine},{machine}" if kind.model is SubmitComparison else machine,
         "command": "true",
-        "space": {"x": "1,2"},
+        "space": {"x": "1..1000"},
         "metric": "loss:min",
         "trials": 1,
         "cron": "0 0 * * *",

@@ -6,6 +6,7 @@ import pytest
 from support.browser import Browser
 
 LOADED = "document.readyState === 'complete'"
+VISIBLE = "(selector => [...document.querySelectorAll(selector)].filter(element => element.offsetParent))"
 
 
 @pytest.fixture(
@@ -47,8 +48,16 @@ def test_a_job_with_uploaded_files_succeeds_after_a_mistake(browser, tmp_path):
     browser.click("a[href='/ui/jobs/new']")
     browser.wait_for(f"location.pathname === '/ui/jobs/new' && {LOADED}")
     assert browser.evaluate("[...document.querySelectorAll('[data-source]')].every(part => part.hidden)")
-    choose(browser, "#machineType", "CPU")
+    assert browser.evaluate("document.activeElement.id") == "command"
+    browser.fill("[data-filter]", "$0.473")
+    assert browser.evaluate(f"{VISIBLE}('#machine-types tbody tr').map(row => row.querySelector('input').value)") == [
+        "CPU"
+    ]
+    enter = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
+    browser("Input.dispatchKeyEvent", type="keyDown", **enter)
+    assert browser.evaluate("document.querySelector('[name=machineType]:checked').value") == "CPU"
     browser.fill("#command", "python3 main.py")
+    browser.click("#other-options summary")
     browser.fill("#timeLimit", "soon")
     # Checked while it is filled in: nothing was pressed.
     browser.wait_for("document.querySelector('#timeLimit-error')?.innerText.includes('not a duration')")
@@ -73,6 +82,33 @@ def test_a_job_with_uploaded_files_succeeds_after_a_mistake(browser, tmp_path):
     browser.wait_for("/^\\/ui\\/jobs\\/j\\w+$/.test(location.pathname)")
     browser.wait_for("document.querySelector('.state .badge')?.innerText === 'Succeeded'")
     browser.wait_for("document.querySelector('.log.last')?.innerText.includes('from the form')")
+
+
+def test_a_job_becomes_a_sweep_which_drops_its_recorded_parameter(service, browser):
+    body = {"machineType": "CPU", "command": "true --lr 0.003", "params": {"lr": 0.003}, "timeLimit": 60}
+    job_id = service.request("POST", "/jobs", json=body).json()["id"]
+    browser.open(f"{service.cli_json['url']}/ui/jobs/new?from={job_id}")
+    browser.wait_for(LOADED)
+    assert not browser.evaluate(f"{VISIBLE}('#space, #cron, #repeats, [name=machineTypes]')")
+    browser.click("#kind-sweep")
+    assert browser.evaluate(f"{VISIBLE}('#space, #cron, #repeats').map(field => field.id)") == ["space"]
+    assert browser.text("h1") == "New sweep"
+    browser.evaluate("document.querySelector('#other-options').open = false")
+    browser.fill("#space", "lr=0.1,0.2")
+    browser.fill("#metric", "loss:min")
+    browser.fill("#trials", "2")
+    browser.wait_for("document.querySelector('.field .conflict')?.innerText.includes('the sweep tries values of it')")
+    browser.wait_for("document.querySelector('#other-options').open")
+    browser.wait_for("document.querySelector('#command-line').innerText.startsWith('gradient-cli sweeps create')")
+    browser.click("[name=drop]")
+    browser.wait_for(f"!document.querySelector('.conflict') && document.querySelector('#plan') && {LOADED}")
+    assert browser.evaluate("document.querySelector('#params').value") == ""
+    browser.click("#submit")
+    browser.wait_for("location.pathname === '/ui/runs'")
+    sweep_id = browser.evaluate("new URLSearchParams(location.search).get('q')").removeprefix("sweep:")
+    browser.wait_for(f"document.querySelectorAll('[data-run]').length === 2 && {LOADED}")
+    tried = {trial["params"]["lr"] for trial in service.request("GET", f"/sweeps/{sweep_id}").json()["trials"]}
+    assert tried == {0.1, 0.2}
 
 
 def test_a_key_is_made_used_and_revoked(service, browser):

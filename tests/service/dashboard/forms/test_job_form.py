@@ -12,10 +12,11 @@ from support.live_service import make_job_body
 
 from core.jobs import queries
 from core.jobs.spec.job_spec import JobSpec
+from core.jobs.templates.sweeps import sweeps
 from gradient_cli.main import build_parser
 from gradient_cli.workspace import job_spec
 from service.dashboard.forms import cli_equivalent
-from service.dashboard.forms.job_fields import describe_spec, parse_fields
+from service.dashboard.forms.job_fields import FIELDS, describe_spec, parse_fields
 
 PAGE = "/ui/jobs/new"
 
@@ -36,6 +37,10 @@ def value_of(page, name):
     found = re.search(rf'<(?:input|textarea) id="{name}" name="{name}"[^>]*>\n?([^<]*)', page.text)
     value = re.search(r' value="([^"]*)"', found[0])
     return html.unescape(value[1] if value else found[1])
+
+
+def text_of_plan(page):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.text.partition('<dl id="plan">')[2].partition("</dl>")[0]))
 
 
 def changed_fields(page):
@@ -100,7 +105,7 @@ def test_a_check_shows_price_ceiling_and_place_and_submits_nothing(signed_in_bro
         signed_in_browser, "check", machineType="CPU", command="true", timeLimit="2h", maxAttempts="3", project="new"
     )
     assert page.status_code == 200
-    plan = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.text.partition('<dl id="plan">')[2].partition("</dl>")[0]))
+    plan = text_of_plan(page)
     price = client.get("/machine-types").json()["machineTypes"]
     per_hour = next(one["pricePerHour"] for one in price if one["name"] == "CPU")
     assert f"At most ${per_hour * 6:.2f} " in plan or f"At most ${per_hour * 6:.4f} " in plan
@@ -220,6 +225,123 @@ def test_sent_twice_it_makes_one_job_and_changed_it_is_asked_again(signed_in_bro
     assert len(client.get("/jobs").json()["jobs"]) == 2
 
 
+SWEEP = {"kind": "sweep", "space": "lr=0.1,0.2\r\nopt=adam,sgd", "metric": "loss:min", "trials": "3"}
+SCHEDULE = {"kind": "schedule", "cron": "0 3 * * *", "timezone": "Europe/Berlin", "onOverlap": "skip"}
+COMPARISON = {"kind": "comparison", "machineTypes": "CPU", "repeats": "2", "serial": "on", "metric": "acc:max"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "plan", "path", "made"),
+    [
+        (
+            SWEEP,
+            "Trials 3",
+            "/sweeps",
+            {"maxTrials": 3, "metric": "loss", "space": {"lr": "0.1,0.2", "opt": "adam,sgd"}},
+        ),
+        (SCHEDULE, "03:00 CE", "/schedules", {"cron": "0 3 * * *", "timezone": "Europe/Berlin", "onOverlap": "skip"}),
+        (COMPARISON, "Jobs 2", "/comparisons", {"jobs": 2, "metric": "acc"}),
+    ],
+    ids=["sweep", "schedule", "comparison"],
+)
+def test_the_form_checks_and_makes_what_has_several_jobs(signed_in_browser, client, fields, plan, path, made):
+    fields = {
+        "machineType": "CPU",
+        "command": "true",
+        "name": "of jobs",
+        "project": "forms",
+        "timeLimit": "2h",
+    } | fields
+    page = send(signed_in_browser, "check", **fields)
+    assert plan in text_of_plan(page)
+    assert "At most $" in text_of_plan(page)
+    assert client.get(path).json()[path[1:]] == []
+    key = re.search(r'name="key" value="([^"]+)"', page.text)[1]
+    first, second = (send(signed_in_browser, **fields, key=key) for _ in range(2))
+    assert first.status_code == 303, field_error(first, "") or first.text
+    assert first.headers["location"] == second.headers["location"]
+    shown = client.get(first.headers["location"].removeprefix("/ui")).json()
+    assert {name: shown[name] for name in made} == made
+    assert shown["name"] == "of jobs"
+
+
+@pytest.mark.parametrize(
+    ("fields", "errors"),
+    [
+        ({"kind": "sweep"}, {"space": "Required", "metric": "Give metric", "trials": "Nothing ends this sweep"}),
+        ({**SWEEP, "space": "lr=1..x", "trials": "9"}, {"space": "not a range"}),
+        ({**SWEEP, "array": "0-9"}, {"array": "Only a single job can be an array"}),
+        ({"kind": "schedule"}, {"cron": "Required"}),
+        (
+            {**SCHEDULE, "timezone": "Mars", "timeLimit": "soon"},
+            {"timezone": "not a time zone", "timeLimit": "duration"},
+        ),
+        ({**SCHEDULE, "after": "jnone"}, {"after": "decides when its jobs start"}),
+        ({**COMPARISON, "repeats": "1"}, {"machineType": "a comparison has 2"}),
+        ({"kind": "comparison"}, {"machineType": "Required"}),
+        ({**COMPARISON, "envVars": "SEED=x"}, {"envVars": "whole number"}),
+    ],
+)
+def test_each_mistake_in_what_has_several_jobs_is_explained_at_its_field(signed_in_browser, client, fields, errors):
+    page = send(signed_in_browser, **{"machineType": "CPU", "command": "kept"} | fields)
+    assert page.status_code == 422
+    assert {name for name in FIELDS if field_error(page, name)} == errors.keys()
+    for name, words in errors.items():
+        assert words in field_error(page, name)
+    assert value_of(page, "command") == "kept"
+    assert f'id="kind-{fields["kind"]}" name="kind" value="{fields["kind"]}" checked' in page.text
+    assert client.get("/jobs").json()["jobs"] == []
+
+
+def test_a_sweep_like_a_job_gets_its_hidden_values(signed_in_browser, client, stores):
+    parent = client.post("/jobs", json=make_job_body(envVars={"API_TOKEN": "hush"})).json()["id"]
+    page = signed_in_browser.get(f"{PAGE}?from={parent}&kind=sweep")
+    fields = {"machineType": "CPU", "command": "true", "from": parent, "envVars": value_of(page, "envVars"), **SWEEP}
+    answer = send(signed_in_browser, **fields)
+    assert answer.status_code == 303, answer.text
+    with stores.database.read() as session:
+        sweep = sweeps.get(session, answer.headers["location"].rpartition("/")[2])
+        assert sweep.spec.env_vars == {"API_TOKEN": "hush"}
+
+
+@pytest.mark.parametrize(
+    ("params", "others", "said"),
+    [
+        ("lr=0.003\r\nseed=1", {"command": "x --lr 0.1 --seed 1.0"}, {"lr": "the command says 0.1"}),
+        ("batch-size=8", {"command": "x --batch-size=16"}, {"batch-size": "the command says 16"}),
+        ("LR=1", {"command": "x", "envVars": "LR=2"}, {"LR": "the environment variable says 2"}),
+        ("lr=0.003", {"command": "x", **SWEEP}, {"lr": "the sweep tries values of it"}),
+        ("lr=0.003", {"command": "x --lr 3e-3 --wd 0", "envVars": "wd=1"}, {}),
+    ],
+)
+def test_a_recorded_parameter_that_something_contradicts_can_be_dropped(signed_in_browser, params, others, said):
+    fields = {"machineType": "CPU", "params": params} | others
+    page = send(signed_in_browser, "check", **fields)
+    notes = re.findall(r'<small class="conflict"><code>(.*?)</code> is recorded as .*?, but (.*?)\. <button', page.text)
+    assert dict(notes) == said
+    for name in said:
+        assert f'name="drop" value="{name}"' in page.text
+        page = send(signed_in_browser, "", drop=name, **fields)
+        assert page.status_code == 200
+        assert 'class="conflict"' not in page.text
+        assert f"{name}=" not in value_of(page, "params")
+    assert ("seed=1" in value_of(page, "params")) == ("seed=1" in params)
+
+
+def test_advanced_options_are_unfolded_if_they_have_values_or_errors(signed_in_browser, client):
+    folded = '<details id="other-options" class="section">'
+    assert folded in signed_in_browser.get(PAGE).text
+    assert folded not in signed_in_browser.get(f"{PAGE}?outputs=out").text
+    assert folded not in send(signed_in_browser, machineType="CPU", command="true", nodes="0").text
+    client.post("/jobs", json=make_job_body(command="echo again"))
+    assert 'data-fill="command" value="echo again"' in signed_in_browser.get(PAGE).text
+
+
+@pytest.mark.parametrize("query", ["clone=x", "from=jnone", "kind=array", "colour=red"])
+def test_the_form_of_what_does_not_exist_is_not_found(signed_in_browser, query):
+    assert signed_in_browser.get(f"{PAGE}?{query}").status_code == 404
+
+
 FIELDS_OF_A_JOB = {
     "machineType": "CPU",
     "command": "python train.py --name 'it\"s' \\ $HOME",
@@ -240,6 +362,36 @@ def test_the_command_beside_the_form_submits_the_same_job(monkeypatch, tmp_path)
     words = shlex.split(cli_equivalent.as_command(FIELDS_OF_A_JOB).replace("\\\n", ""))
     args = build_parser("jobs create").parse_args(words[1:])
     assert job_spec.resolve(args, filed=False) == (FIELDS_OF_A_JOB, "none", [])
+
+
+@pytest.mark.parametrize(
+    ("command", "fields", "given"),
+    [
+        (
+            "sweeps create",
+            {
+                "params": {"batch": "8", "text": "a,b"},
+                "space": {"lr": "log:1e-5..1e-1"},
+                "metric": "loss:min",
+                "trials": 4,
+            },
+            {"param": ["batch=8", 'text="a,b"', "lr=log:1e-5..1e-1"], "metric": "loss:min", "trials": 4},
+        ),
+        ("schedules create", {"cron": "0 3 * * *", "onMiss": "all"}, {"cron": "0 3 * * *", "onMiss": "all"}),
+        (
+            "compare create",
+            {"repeats": 3, "serial": True, "target": 0.9},
+            {"repeats": 3, "parallel": False, "target": 0.9},
+        ),
+        ("compare create", {"metric": "acc:max"}, {"metric": "acc:max", "parallel": True}),
+    ],
+)
+def test_the_command_beside_the_form_makes_what_has_several_jobs(command, fields, given):
+    job = {"machineType": "CPU", "command": "python train.py $GRADIENT_ARRAY_VALUE"}
+    words = shlex.split(cli_equivalent.as_command(job | fields, command).replace("\\\n", ""))
+    args = build_parser(command).parse_args(words[1:])
+    assert {name: getattr(args, name) for name in given} == given
+    assert args.command == job["command"]
 
 
 def test_the_project_file_beside_the_form_is_of_the_same_job(monkeypatch, tmp_path):
