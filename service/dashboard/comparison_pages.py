@@ -19,7 +19,7 @@ from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.routing import Router
 from service.presenters.comparisons import comparison_view, front_names
-from service.presenters.predictions import Precision, prediction_view
+from service.presenters.predictions import Precision, can_predict, prediction_view
 from service.schemas.base import parse_request
 from service.schemas.comparisons import BottleneckView, ComparisonView, MachineRow, RenameComparison, SpreadView
 
@@ -169,7 +169,7 @@ def show_comparison(session: ReadSession, app_state: AppStateDep, caller: PageCa
             *((row, table.comparison_id) for table in view.same_program for row in table.rows),
         ],
         fronts=front_names(view.metric),
-        judgements=_judgements(view.rows),
+        judgements=_judgements(session, view.rows, own=not view.imported),
         charts=draw_charts(session, comparison, view),
     )
 
@@ -202,7 +202,18 @@ def show_prediction(
     return render_page("comparisons/prediction.html", caller=caller, found=prediction, name=name, precision=precision)
 
 
-def _judgements(rows: Sequence[MachineRow]) -> list[tuple[BottleneckView, list[MachineRow]]]:
-    judged = [(row.bottleneck, row) for row in rows if row.bottleneck is not None and row.bottleneck.kind is not None]
-    distinct = [judgement for at, (judgement, _) in enumerate(judged) if judgement not in [of for of, _ in judged[:at]]]
-    return [(judgement, [row for of, row in judged if of == judgement]) for judgement in distinct]
+def _judgements(
+    session: Session, rows: Sequence[MachineRow], *, own: bool
+) -> list[tuple[BottleneckView, list[MachineRow], str | None]]:
+    """Return what bounds the program, on which machines, and a job there that other machines are estimated from."""
+    groups: list[tuple[BottleneckView, list[MachineRow]]] = []
+    for row in rows:
+        if row.bottleneck is not None and row.bottleneck.kind is not None:
+            alike = next((of for judged, of in groups if judged == row.bottleneck), None)
+            groups.append((row.bottleneck, [row])) if alike is None else alike.append(row)
+    return [(judged, of, _estimated(session, of[0]) if own else None) for judged, of in groups]
+
+
+def _estimated(session: Session, row: MachineRow) -> str | None:
+    ended = (member.job_id for member in row.members if member.state == "Stopped")
+    return next((job_id for job_id in ended if can_predict(session, queries.get(session, job_id))), None)

@@ -1,14 +1,19 @@
 """Error pages: if a browser requested a page, the API's error response is rendered as one."""
 
 import json
+import re
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 from fastapi.responses import RedirectResponse, Response
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from core.errors import GradientError
+from service.auth.authentication import Principal
 from service.auth.session_cookie import session_token
 from service.dashboard.rendering import render_page
 
@@ -25,6 +30,10 @@ _HEADINGS = {
     501: "This server is not set up for that",
     503: "Not available right now",
 }
+_MESSAGES = {404: "No page has this address.", 405: "Only a form of these pages leads here, no link."}
+_FOR_CLIENTS = re.compile(r"(GET|POST|HEAD) /ui|/openapi\.json")
+_COMMANDS = re.compile(r" `gradient-(cli|server) [^`]+` (lists|shows) [^.]+\.")  # sentences on where to find an id
+_SECTIONS = ("jobs", "comparisons", "schedules", "sweeps", "projects", "machines", "settings")
 _REPLACED_HEADERS = {"content-type", "content-length", "content-security-policy", "cache-control", "www-authenticate"}
 
 
@@ -53,7 +62,7 @@ class ErrorPageMiddleware:
             else:
                 body += message.get("body", b"")
                 if not message.get("more_body", False):
-                    await _render_error(scope, held, body)(scope, receive, send)
+                    await (await _render_error(scope, held, body))(scope, receive, send)
 
         await self._app(scope, receive, send_unless_replaced)
 
@@ -69,7 +78,7 @@ def _is_error(message: Message) -> bool:
     return bool(message["status"] >= _FIRST_ERROR and kind.startswith("application/json"))
 
 
-def _render_error(scope: Scope, held: Message, body: bytes) -> Response:
+async def _render_error(scope: Scope, held: Message, body: bytes) -> Response:
     error: dict[str, Any] = json.loads(body)["error"]
     status: int = held["status"]
     answer = _redirect_to_sign_in(scope) if status == _UNAUTHORIZED and scope["method"] == "GET" else None
@@ -80,12 +89,38 @@ def _render_error(scope: Scope, held: Message, body: bytes) -> Response:
         )
         # Only what changed nothing is asked for again.
         again = Headers(raw=held["headers"]).get("retry-after") if scope["method"] == "GET" else None
-        answer = render_page("error.html", status, heading=heading, message=error["message"], code=status, again=again)
+        answer = render_page(
+            "error.html",
+            status,
+            heading=heading,
+            message=_for_people(status, error["message"]),
+            code=status,
+            again=again,
+            caller=await _find_caller(scope) if status < _FIRST_SERVER_ERROR else None,
+            section=next((name for name in _SECTIONS if scope["path"].startswith(f"/ui/{name}")), ""),
+        )
     headers = MutableHeaders(raw=answer.raw_headers)
     for name, value in Headers(raw=held["headers"]).items():
         if name not in _REPLACED_HEADERS:
             headers.setdefault(name, value)
     return answer
+
+
+def _for_people(status: int, message: str) -> str:
+    if status in _MESSAGES and _FOR_CLIENTS.search(message):
+        return _MESSAGES[status]
+    return _COMMANDS.sub("", message)
+
+
+async def _find_caller(scope: Scope) -> Principal | None:
+    """Return who is signed in, for the navigation; None also if that cannot be found out now."""
+    app_state = scope["app"].state.app_state
+    token = session_token(HTTPConnection(scope), app_state.settings)
+    with suppress(GradientError, HTTPException):
+        if token:
+            key = await app_state.lanes.urgent.run(app_state.sessions.key, token)
+            return Principal(key.id, key.name)
+    return None
 
 
 def _redirect_to_sign_in(scope: Scope) -> Response:

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from core.comparison.measurement import expected_goal
 from core.db.models.sweeps import Sweep
-from core.errors import SpecInvalid
+from core.errors import JobNotFound, SpecInvalid
 from core.jobs import queries
 from core.jobs.queries import JobFilter, JobPage
 from core.jobs.spec.arrays import array_name
@@ -172,6 +172,8 @@ def _read(
     page = queries.page(
         session, wanted, limit=state.size, after=shown.after or None, before=shown.before or None, ordering=ordering
     )
+    if state.ids and not (page.jobs or state.q or shown.did or shown.after or shown.before):
+        raise JobNotFound(state.ids[:_CHARACTERS])
     views = (folded_views if wanted.folded else job_views)(session, app_state, page.jobs)
     arrays = {view.array_id for view in views} & {*state.open} if wanted.folded else ()
     opened = {

@@ -15,6 +15,7 @@ from core.comparison.prediction import METHOD, Estimate, Prediction, Source, dec
 from core.db.database import now
 from core.db.models.jobs import Job
 from core.formatting import format_dollars, format_duration
+from core.jobs.tracking import metrics
 from service.app_state import AppState
 from service.schemas.comparisons import BottleneckView, EstimateView, PredictedMachine, PredictionView
 
@@ -27,6 +28,14 @@ _BITS: dict[Precision, int] = {"float32": SINGLE, "mixed": HALF}
 def bottleneck_view(app_state: AppState, run: RunFigures, machine_type: str, *, simulated: bool) -> BottleneckView:
     run, peaks, _ = _with_peaks(app_state, run, machine_type, simulated=simulated)
     return BottleneckView.model_validate(judge(run, peaks))
+
+
+def can_predict(session: Session, job: Job) -> bool:
+    """Return whether a job has reported what its estimates on other machines are made from."""
+    reported = metrics.last_values(session, [job.id]).get(job.id, {}).keys()
+    if not reported >= {"flops_per_step", "bytes_per_step"}:  # of most jobs, which are not measured for this
+        return False
+    return not missing_figures(measure_run(session, job, session.scalars(select(now())).one()))
 
 
 def prediction_view(

@@ -35,6 +35,7 @@ from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.routing import Router, runs_in
 from service.presenters.jobs import event_views
 from service.presenters.outputs.artifacts import artifacts_page
+from service.presenters.predictions import can_predict
 from service.schemas.outputs import AttemptNumber
 
 router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])
@@ -90,6 +91,7 @@ def show_job(
         outputs=artifacts_page(session, app_state, header.row, limit=1, attempt=header.attempt),
         last_lines=None if "logs" in gone else _last_lines(app_state, header),
         tiles=_tiles(session, app_state, header),
+        can_predict=can_predict(session, header.row),
     )
 
 

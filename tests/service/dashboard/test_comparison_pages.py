@@ -149,10 +149,12 @@ def test_all_jobs_of_a_comparison_may_be_gone(signed_in_browser, client):
 def test_estimates_are_shown_with_their_intervals(signed_in_browser, client, train, database):
     submit(client)
     job_id = train(1, [0.5, 0.7, 0.8, 0.9])
+    assert 'id="prediction"' not in signed_in_browser.get(f"/ui/jobs/{job_id}").text, "there is nothing to estimate"
     values = {"flops_per_step": 1e12, "bytes_per_step": 1e10, "input_wait_share": 0.9}
     with database.write() as session:
         where = {"job_id": job_id, "attempt": 1, "source": "job", "offset": 99}
         metrics.add(session, [where | {"step": 50.0, "at": datetime.now(UTC), "values": values}])
+    assert 'id="prediction"' in signed_in_browser.get(f"/ui/jobs/{job_id}").text
     shown = signed_in_browser.get(f"/ui/jobs/{job_id}/prediction", params={"precision": "mixed"}).text
     assert "Bound by input" in shown
     assert "Estimates by the roofline model" in shown

@@ -1,5 +1,7 @@
 """Errors as pages for browsers, as JSON for everybody else; and the headers of every page."""
 
+import html
+import re
 import threading
 
 import pytest
@@ -15,12 +17,32 @@ CSP = (
 )
 
 
-@pytest.mark.parametrize("path", ["/ui/jobs/jnope", "/ui/jobs/jnope/artifacts", "/ui/nothing", "/ui/jobs/x/y/z"])
-def test_what_is_not_there_is_said_on_a_page(signed_in_browser, path):
+@pytest.mark.parametrize(
+    ("path", "words", "onward"),
+    [
+        ("/ui/jobs/jnope", "No such job: 'jnope'.", "jobs"),
+        ("/ui/jobs/jnope/artifacts", "No such job: 'jnope'.", "jobs"),
+        ("/ui/nothing", "No page has this address.", "jobs"),
+        ("/ui/jobs/x/y/z", "No page has this address.", "jobs"),
+        ("/ui/sweeps/snope", "No such sweep: 'snope'.", "sweeps"),
+        ("/ui/schedules/scnope", "No such schedule: 'scnope'.", "schedules"),
+        ("/ui/comparisons/cnope", "No such comparison: 'cnope'.", "comparisons"),
+        ("/ui/projects/nope", "There is no project 'nope'", "projects"),
+        ("/ui/settings/nope", "", "settings"),
+        ("/ui/jobs/new?clone=x", "This form has no clone.", "jobs"),
+        ("/ui/jobs/new?from=jnope", "No such job: 'jnope'.", "jobs"),
+        ("/ui/jobs?charts=1&ids=jnope,jnone", "No such job: 'jnope,jnone'.", "jobs"),
+    ],
+)
+def test_what_is_not_there_is_said_on_a_page_with_the_way_onward(signed_in_browser, path, words, onward):
     answer = signed_in_browser.get(path)
     assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
-    assert "<h1>There is nothing here</h1>" in answer.text
-    assert 'href="/ui/jobs"' in answer.text
+    said = html.unescape(re.sub(r"<[^>]+>", "", answer.text.partition("<main")[2]))
+    assert "There is nothing here" in said
+    assert words in said
+    assert not re.search(r"openapi|gradient-cli|GET /", said)
+    assert f'<a class="button" href="/ui/{onward}">' in answer.text
+    assert '<nav class="sections"' in answer.text
 
 
 @pytest.mark.parametrize(
