@@ -162,6 +162,6 @@ def test_runs_with_many_values_are_sampled_and_say_so(signed_in_browser, runs, d
 
 
 def test_an_empty_workspace_and_a_wrong_query_say_so(signed_in_browser):
-    assert "No jobs here" in signed_in_browser.get("/ui/jobs?ids=jnone&charts=1").text
+    assert "No jobs here" in signed_in_browser.get("/ui/jobs?q=name:none&charts=1").text
     wrong = signed_in_browser.get("/ui/jobs", params={"charts": "1", "q": "stat:failed"})
     assert (wrong.status_code, "not a field" in wrong.text) == (400, True)
