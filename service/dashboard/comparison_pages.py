@@ -169,7 +169,7 @@ def show_comparison(session: ReadSession, app_state: AppStateDep, caller: PageCa
             *((row, table.comparison_id) for table in view.same_program for row in table.rows),
         ],
         fronts=front_names(view.metric),
-        judgements=_judgements(session, view.rows, own=not view.imported),
+        judgements=_judgements(session, view),
         charts=draw_charts(session, comparison, view),
     )
 
@@ -202,16 +202,14 @@ def show_prediction(
     return render_page("comparisons/prediction.html", caller=caller, found=prediction, name=name, precision=precision)
 
 
-def _judgements(
-    session: Session, rows: Sequence[MachineRow], *, own: bool
-) -> list[tuple[BottleneckView, list[MachineRow], str | None]]:
+def _judgements(session: Session, view: ComparisonView) -> list[tuple[BottleneckView, list[MachineRow], str | None]]:
     """Return what bounds the program, on which machines, and a job there that other machines are estimated from."""
     groups: list[tuple[BottleneckView, list[MachineRow]]] = []
-    for row in rows:
+    for row in view.rows:
         if row.bottleneck is not None and row.bottleneck.kind is not None:
             alike = next((of for judged, of in groups if judged == row.bottleneck), None)
             groups.append((row.bottleneck, [row])) if alike is None else alike.append(row)
-    return [(judged, of, _estimated(session, of[0]) if own else None) for judged, of in groups]
+    return [(judged, of, None if view.imported else _estimated(session, of[0])) for judged, of in groups]
 
 
 def _estimated(session: Session, row: MachineRow) -> str | None:

@@ -1,4 +1,4 @@
-"""What the form makes as a command of `gradient-cli`, and a job as a project file for it."""
+"""Commands of `gradient-cli` that make the same as the form, and project files for its jobs."""
 
 import json
 import shlex

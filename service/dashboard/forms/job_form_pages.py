@@ -55,6 +55,16 @@ SOURCES = {
     "job": "The workspace of an earlier job",
 }
 """Sources of a workspace, with their labels."""
+_SHARED = {
+    "page": PAGE,
+    "kinds": KINDS,
+    "sources": SOURCES,
+    "usual_fields": job_fields.USUAL_FIELDS,
+    "kind_fields": job_fields.KIND_FIELDS,
+    "other_fields": job_fields.OTHER_FIELDS,
+    "machine_groups": machine_groups,
+    "limits": f"up to {MAX_FILES:,} files, {format_bytes(MAX_UPLOAD_BYTES)}; without {', '.join(LEFT_OUT)}",
+}
 _RECENT, _RECENT_JOBS = 4, 100  # shown commands and images, and the jobs that they are of
 
 
@@ -255,8 +265,6 @@ def _render(session: Session, app_state: AppState, caller: Principal, state: For
         "forms/job.html",
         state.status,
         caller=caller,
-        page=PAGE,
-        kinds=KINDS,
         makes=state.makes,
         key=texts.get("key") or secrets.token_urlsafe(16),
         original=state.original,
@@ -266,21 +274,16 @@ def _render(session: Session, app_state: AppState, caller: Principal, state: For
         plan=state.plan,
         conflicts=job_fields.find_conflicts(parsed),
         params=parsed.get("params", {}),
-        unfold=any(texts.get(one.name) or one.name in errors for one in job_fields.OTHER_FIELDS),
+        unfold=any(texts.get(option.name) or option.name in errors for option in job_fields.OTHER_FIELDS),
         changes=job_fields.find_changes(texts, state.before) if state.original is not None else {},
-        usual_fields=job_fields.USUAL_FIELDS,
-        kind_fields=job_fields.KIND_FIELDS,
-        other_fields=job_fields.OTHER_FIELDS,
         recent=_recent(session, caller),
-        sources=SOURCES,
         uploaded=uploaded,
-        limits=f"up to {MAX_FILES:,} files, {format_bytes(MAX_UPLOAD_BYTES)}; without {', '.join(LEFT_OUT)}",
         machines=machine_choices(session, app_state),
-        machine_groups=machine_groups,
         images=[image.name for image in app_state.images],
         projects=[project.name for project in queries.projects(session)],
         secrets=sorted(names),
         chosen_secrets=state.secrets,
         command_line=cli_equivalent.as_command(shown, KINDS[state.makes].command) if state.plan else None,
         project_file=cli_equivalent.as_project_file(shown) if state.plan and state.makes == "job" else None,
+        **_SHARED,
     )

@@ -43,10 +43,10 @@ class JobPlan:
         self.max_cost = min((amount for amount in (whole, ceiling) if amount is not None), default=None)
         machines: dict[str, list[str]] = {}
         for run in dry_runs:
-            for note in run.notes:
-                machines.setdefault(note, []).append(run.machine_type.name)
+            for text in run.notes:
+                machines.setdefault(text, []).append(run.machine_type.name)
         self.notes = [
-            note if len(names) == len(dry_runs) else f"{', '.join(names)}: {note}" for note, names in machines.items()
+            text if len(names) == len(dry_runs) else f"{', '.join(names)}: {text}" for text, names in machines.items()
         ]
 
 

@@ -1,4 +1,4 @@
-"""What the form makes: one job, or a sweep, a schedule or a comparison, which have jobs like it."""
+"""Kinds of what the form makes: one job, or a sweep, a schedule or a comparison, which have jobs like it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
