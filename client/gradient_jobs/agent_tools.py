@@ -262,6 +262,8 @@ class Tools:
     ) -> Iterator[tuple[dict[str, Any], str, list[str]]]:
         """Yield a job's fields, its workspace, and the patterns of excluded files to upload."""
         job, is_here = {"workspace": "none", **(options or {}), **given}, self._caller().is_here
+        if twice := sorted({*(options or {})} & {*given, *(["workspace"] if folder or files else [])}):
+            raise ToolError(f"options: {twice[0]} is given beside them, too. Next: leave it out of options.")
         if folder is not None and (files is not None or not is_here):
             raise ToolError("folder: together with files, or not on this machine. Next: send the texts in files alone.")
         with tempfile.NamedTemporaryFile(suffix=".zip") as sent:

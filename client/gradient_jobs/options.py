@@ -13,6 +13,7 @@ from gradient_cli.api.client import Api
 from gradient_cli.arguments import parse_moment
 from gradient_cli.errors import UsageError
 from gradient_cli.workspace import job_spec
+from gradient_cli.workspace.array_members import parse_array
 
 _LISTS = {
     *("tags", "outputs", "include", "ports", "data_disks", "packages", "extras", "groups", "metric_patterns"),
@@ -149,8 +150,11 @@ def build_remote_spec(options: Mapping[str, Any]) -> dict[str, Any]:
         if name not in flags:
             raise _unknown(name, flags)
         flag = flags[name]
-        fields = job_spec.FIELDS if flag != "array" else {}  # which may name a file
-        spec[api_names.get(flag, flag)] = fields[flag][0](flag, value) if flag in fields else value
+        sent_as = api_names.get(flag, flag)
+        if flag == "array":
+            spec[sent_as] = parse_array(flag, value, reads_files=False)
+        else:
+            spec[sent_as] = job_spec.FIELDS[flag][0](flag, value) if flag in job_spec.FIELDS else value
     return spec
 
 

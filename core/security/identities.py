@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from core.db.database import now
 from core.db.models.credentials import ApiKey, BrowserSession, Identity, User, UserKey
 from core.db.models.jobs import Project
+from core.db.turns import take_turn
 from core.errors import Unauthorized
 from core.security import api_keys, members, users
 from core.security.actor import Actor, act_as, acting_address, record_change
@@ -49,6 +50,7 @@ class Account(NamedTuple):
 def sign_in(session: Session, vault: Vault, settings: OidcSettings, account: Account) -> str:
     """Make or update the user of an account; returns the id of the key for the user's browser sessions."""
     named = Identity.issuer == account.issuer, Identity.subject == account.subject
+    take_turn(session, "sign-ins")  # two first ones of a person would make two users
     identity = session.scalar(select(Identity).where(*named).with_for_update())
     if identity is None:
         if session.scalar(select(User.id).where(User.email == users.normalize_email(account.email))):

@@ -98,9 +98,9 @@ def set_closed(session: Session, project: Project, key_id: str, *, closed: bool)
     if closed == (project.closed_at is not None):
         return
     project.closed_at = session.scalars(select(now())).one() if closed else None
-    if closed and project.created_by and ROLES[-1] not in {member.role for member in members_of(session, project.id)}:
-        put(session, project, project.created_by, ROLES[-1])
-    if closed:
-        put(session, project, key_id, ROLES[-1])
+    has_maintainer = ROLES[-1] in {member.role for member in members_of(session, project.id)}
+    owner = key_id if has_maintainer else project.created_by or key_id
+    for named in {users.identity_of(session, key): key for key in (owner, key_id)}.values() if closed else ():
+        put(session, project, named, ROLES[-1])
     session.flush()
     record_change(session, "project_closed" if closed else "project_opened", project.name)

@@ -240,5 +240,8 @@ class Limits:
         self.uploads = slots(settings.uploads, "uploads", "uploads")
         slots = partial(slots, wait_seconds=min(wait_seconds, _SESSION_WAIT_SECONDS))
         self.exec_sessions = slots(settings.exec_sessions, "exec sessions", "exec_sessions")
+        # ssh is served by the first process alone, which has the shares of all.
+        whole = partial(slots, settings.exec_sessions * processes, processes=1)
+        self.ssh_sessions = self.exec_sessions if processes == 1 else whole("ssh sessions", "exec_sessions")
         self.tool_calls = slots(-(-_TOOL_CALLS // processes), "calls of agents' tools", None)
         self.exec_connections = slots(_EXEC_CONNECTIONS, "connections to jobs' ports", None)

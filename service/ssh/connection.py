@@ -171,7 +171,7 @@ class _Server(asyncssh.SSHServer):
         action = of.get_subsystem() or audit.describe_command([text], tty=terminal is not None)
         try:
             caller, job = await self._enter()
-            async with self._app_state.limits.exec_sessions.slot(caller.id):
+            async with self._app_state.limits.ssh_sessions.slot(caller.id):
                 session = Session(self._app_state, caller, job, action, self._enter)
                 await session.run(peer, {"command": ["/bin/sh", "-c", text], "terminal": terminal})
         except GradientError as error:

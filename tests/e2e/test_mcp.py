@@ -241,6 +241,10 @@ def test_a_key_gets_the_tools_of_its_rights_alone(service):
         {"options": {"workspace": "/etc"}},
         {"options": {"env_file": ["/etc/hostname"]}},
         {"options": {"include": ["/etc"]}},
+        {"options": {"array": "/etc/hostname"}},
+        {"options": {"command": "id"}},
+        {"options": {"machine_type": "TPU"}},
+        {"files": {"a": ""}, "options": {"workspace": "none"}},
         {"options": {"env_vars": ["SECRET_OF_THE_SERVICE"]}},
         {"options": {"requirements_file": "/etc/hostname"}},
         {"files": {"../train.py": ""}},
@@ -253,6 +257,12 @@ def test_the_server_gives_nothing_of_its_own_machine_to_a_caller(service, given)
     answer = call_by_hand(service, "preview_job", command="true", machine_type="CPU", **given)
     assert "Next: " in answer or "options" in answer
     assert "confirm_token" not in answer
+
+
+@pytest.mark.parametrize("job_id", [".", ".."])
+def test_an_id_leads_to_no_other_address(service, job_id):
+    answer = call_by_hand(service, "show_job", job_id=job_id)
+    assert f"{job_id!r} is neither an id nor a name" in answer
 
 
 @pytest.mark.parametrize("name", sorted(JobOptions.__annotations__))

@@ -2,15 +2,23 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from gradient_cli.errors import UsageError
+
 COMPARISONS = "/comparisons"  # the endpoint that creates a comparison with its jobs
 
 
+def _segment(text: str) -> str:
+    if text in {".", ".."}:  # which lead to another address
+        raise UsageError(f"{text!r} is neither an id nor a name.", hint="The commands `list` show ids and names.")
+    return quote(text, safe="")
+
+
 def job_path(job_id: str) -> str:
-    return f"/jobs/{quote(job_id, safe='')}"
+    return f"/jobs/{_segment(job_id)}"
 
 
 def storage_path(project_id: str, path: str | None = None) -> str:
-    start = f"/projects/{quote(project_id, safe='')}/storage"
+    start = f"/projects/{_segment(project_id)}/storage"
     return start if path is None else f"{start}/{quote(path)}"
 
 
@@ -22,19 +30,19 @@ def range_headers(offset: int, etag: str, last: int | None = None) -> dict[str, 
 
 
 def comparison_path(comparison_id: str) -> str:
-    return f"{COMPARISONS}/{quote(comparison_id, safe='')}"
+    return f"{COMPARISONS}/{_segment(comparison_id)}"
 
 
 def template_path(noun: str, template_id: str, action: str = "") -> str:
     """Return the path of one of `schedules` or `sweeps`, or of a change of it."""
-    return f"/{noun}/{quote(template_id, safe='')}{action and '/' + action}"
+    return f"/{noun}/{_segment(template_id)}{action and '/' + action}"
 
 
 def secrets_path(project_id: str | None, name: str | None = None) -> str:
-    start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
-    return f"{start}/secrets" + ("" if name is None else f"/{quote(name, safe='')}")
+    start = "" if project_id is None else f"/projects/{_segment(project_id)}"
+    return f"{start}/secrets" + ("" if name is None else f"/{_segment(name)}")
 
 
 def registries_path(project_id: str | None, host: str | None = None) -> str:
-    start = "" if project_id is None else f"/projects/{quote(project_id, safe='')}"
-    return f"{start}/registries" + ("" if host is None else f"/{quote(host, safe='')}")
+    start = "" if project_id is None else f"/projects/{_segment(project_id)}"
+    return f"{start}/registries" + ("" if host is None else f"/{_segment(host)}")

@@ -5,11 +5,13 @@ import re
 from gradient_cli.errors import UsageError
 
 
-def parse_array(name: str, value: object) -> str:
+def parse_array(name: str, value: object, *, reads_files: bool = True) -> str:
     text = str(value)
     path, percent, limit = text.partition("%")
     if "," in path or "\n" in path or re.fullmatch("[0-9]+-[0-9]+", path):
         return text
+    if not reads_files:
+        raise UsageError(f"{name}: {path!r} is neither a range nor a list.", hint="Write 0-99 or a,b,c.")
     try:
         with open(path, encoding="utf-8") as file:
             return "\n".join(file.read().splitlines()) + "\n" + percent + limit

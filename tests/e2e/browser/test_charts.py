@@ -316,14 +316,14 @@ def test_a_chart_is_saved_as_a_table_and_as_an_image(service, browser, trained):
 
 
 def test_the_table_of_runs_is_saved_with_its_numbers_and_without_formulas(service, browser):
-    ids = [service.submit("true", name="=1+1", params={"bias": bias}) for bias in (-0.5, -2)]
+    ids = [service.submit("true", name="=1+1", params=params) for params in ({"bias": -0.5}, {"bias": -2}, {})]
     browser.open(f"{service.cli_json['url']}/ui/jobs?ids={','.join(ids)}&cols=params.bias&charts=1")
     browser.wait_for("document.querySelector('[data-eye]').firstElementChild.style.background")
     browser.evaluate(KEEP_DOWNLOADS)
     browser.click("[data-csv]")
     browser.wait_for("window.saved['runs.csv']")
     rows = list(csv.reader(browser.evaluate("window.saved['runs.csv'].text()").splitlines()))
-    assert [(row[0], row[-1]) for row in rows] == [("Job", "bias"), ("'=1+1", "-0.5"), ("'=1+1", "-2")]
+    assert [(row[0], row[-1]) for row in rows] == [("Job", "bias"), ("'=1+1", "-0.5"), ("'=1+1", "-2"), ("'=1+1", "")]
 
 
 def test_charts_take_the_colours_of_the_theme(service, browser, trained):

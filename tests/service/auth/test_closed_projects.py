@@ -1,16 +1,23 @@
 """Closed projects: what their members may, and what others can neither see, guess nor be told of."""
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from itertools import product
 
 import pytest
-from sqlalchemy import insert, update
+from sqlalchemy import insert, select, update
 from support.live_service import make_form, make_job_body, make_zip
 
-from core.db.database import now
+from core.db import migrations
+from core.db.database import Database, now
+from core.db.models.changes import Change
 from core.db.models.jobs import GpuAllocation, Job, Worker
-from core.security import api_keys, users
+from core.security import api_keys, identities, users
+from core.security.encryption import Vault
+from core.settings import Settings
+from core.settings.api import OidcSettings
 from service.main import _flush_key_usage
 from service.notifications import sender
 from service.submission.schedules import run_due
@@ -262,3 +269,31 @@ def test_administrators_need_no_role_for_their_jobs_to_start(client, settings, s
     settings.sign_in.administrators = []
     _flush_key_usage(stores)
     assert worker.claim().id == red[1]
+
+
+@pytest.mark.parametrize(("closer", "count"), [("owner", 1), ("administrator", 2)])
+def test_closing_a_project_is_recorded_once_for_each_new_maintainer(client, settings, bob, database, closer, count):
+    project = client.post("/projects", json={"name": "blue"}, headers=bob[1]).json()["id"]
+    settings.sign_in.administrators = [client.get("/keys/self").json()["id"]]
+    headers = bob[1] if closer == "owner" else None
+    assert client.patch(f"/projects/{project}", json={"closed": True}, headers=headers).status_code == 200
+    with database.read() as session:
+        set_in_project = Change.target.startswith("blue: "), Change.kind == "member_set"
+        assert len(session.scalars(select(Change).where(*set_in_project)).all()) == count
+
+
+def test_many_first_sign_ins_of_one_person_make_one_user(postgres, tmp_path):
+    database = Database(postgres.new_database())
+    migrations.upgrade(database)
+    settings = Settings(home=tmp_path, oidc=OidcSettings(issuer="https://id.example", client_id="c"))
+    account = identities.Account("https://id.example", "ann", "ann@example.org", frozenset(), {"access_token": "t"})
+    ready = threading.Barrier(4)
+
+    def sign_in(_):
+        ready.wait()
+        with database.write() as session:
+            return identities.sign_in(session, Vault(settings), settings.oidc, account)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert len(set(threads.map(sign_in, range(4)))) == 1
+    database.close()

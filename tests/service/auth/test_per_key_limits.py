@@ -294,3 +294,10 @@ def test_a_page_over_a_limit_is_shown_as_a_page(client):
     assert answer.status_code == 429
     assert answer.headers["retry-after"]
     assert "GRADIENT_LIMITS__REQUESTS_PER_MINUTE" in answer.text
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_ssh_has_the_shares_of_all_processes_since_one_serves_it(settings, processes):
+    settings.api.processes = processes
+    limits = Limits(settings.of_one_process().limits, processes)
+    assert limits.ssh_sessions.per_key == settings.limits.exec_sessions

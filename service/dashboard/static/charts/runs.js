@@ -111,7 +111,8 @@ export function joinTable(board) {
   });
   document.addEventListener("click", ({ target }) => {
     if (!target.closest("[data-csv]") || !table()) return;
-    const line = (cells) => cells.slice(1).map((one) => cell(one.dataset.value || one.innerText.trim())).join(",");
+    const shown = (one) => one.dataset.value || one.innerText.trim().replace(/^–$/, "");
+    const line = (cells) => cells.slice(1).map((one) => cell(shown(one))).join(",");
     const text = [heads(), ...rows().map((row) => [...row.cells])].map(line);
     save(new Blob([`${text.join("\n")}\n`], { type: "text/csv" }), "runs.csv");
   });

@@ -123,8 +123,9 @@ def test_a_host_on_which_jobs_fail_in_turn_is_drained_until_it_is_resumed(fail, 
     failed = [fail("launch_failed") for _ in range(2)]
     assert drain_reason("a") is None
     failed.append(fail("process_lost"))
-    ids = ", ".join(job.id for job in failed)
-    assert drain_reason("a") == f"3 jobs in turn failed here by the machine's fault: {ids}"
+    reason = drain_reason("a")
+    assert reason == "3 jobs in turn failed here by the machine's fault"
+    assert not any(job.id in reason for job in failed), "some may be hidden from whoever sees the worker"
     assert drain_reason("b") is None
     with database.write() as session:
         workers.set_drained(session, "a", drained=False)
