@@ -13,6 +13,15 @@ STATEMENTS = {
     "core/db/turns.py:_LOCK": OF_ALL,
     "core/jobs/costs/amounts.py:_NOW": OF_ALL,
     "core/jobs/costs/limits.py:_BUDGETS": OF_ALL,
+    "core/jobs/costs/amounts.py:_sum_of": "a sum of all jobs of a subject, which the caller has found",
+    "core/jobs/guarded_updates.py:_adding_event": WRITES,
+    "core/jobs/guarded_updates.py:_update_attempt": WRITES,
+    "core/jobs/guarded_updates.py:_update_job": WRITES,
+    "core/jobs/lifecycle.py:_select_held": OF_WORKERS,
+    "core/jobs/queries.py:_job": NARROWED,
+    "core/jobs/scheduling/claims.py:_claim_statement": OF_WORKERS,
+    "core/jobs/scheduling/claims.py:_next_job_query": OF_WORKERS,
+    "core/jobs/submission.py:_insert_one_job": WRITES,
     "core/jobs/guarded_updates.py:_ADD_SUBMITTED_EVENT": WRITES,
     "core/jobs/guarded_updates.py:_ENQUEUE_WAKE": WRITES,
     "core/jobs/projects.py:_FOR_SUBMISSION": NARROWED,
@@ -41,6 +50,7 @@ def made_in(file):
 
 
 def test_every_prepared_statement_is_narrowed_or_says_why_not():
-    files = [file for package in ("core", "service", "worker", "gradient_server") for file in (ROOT / package).rglob("*.py")]
+    packages = ("core", "service", "worker", "gradient_server")
+    files = [file for package in packages for file in (ROOT / package).rglob("*.py")]
     names = {f"{file.relative_to(ROOT)}:{name}" for file in files for name in made_in(file)}
     assert names == STATEMENTS.keys(), "narrow a new one by hidden_projects, and list it with its reason"
