@@ -39,7 +39,7 @@ NO_VALUE = "\N{EN DASH}"  # shown in place of a missing value
 
 _REORDERING = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _CONSTANTS = {"modules": MODULES, "CANNOT_START": CANNOT_START, "asset_url": asset_url, "query_term": quote_term}
-_WHOLE = 10_000  # from here on values have no decimals of worth
+_WHOLE, _LONG = 999.5, 1e15  # from here on values have no decimals of worth, or are written with exponents
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 
 
@@ -81,13 +81,14 @@ def format_sentence(text: str) -> Markup:
 
 
 def format_number(value: float | None) -> str:
-    """Format a measured value with at most six significant digits."""
-    return NO_VALUE if value is None else f"{value:.6g}" if math.isfinite(value) else str(to_json(value))
-
-
-def short_number(value: float | None) -> str:
-    """Format a value of a dense table with four significant digits, whole numbers with all."""
-    return format_number(value) if value is None or abs(value) >= _WHOLE else format_number(float(f"{value:.4g}"))
+    """Format a measured value with three significant digits, a whole number with all of its digits."""
+    if value is None:
+        return NO_VALUE
+    if not math.isfinite(value):
+        return str(to_json(value))
+    size = abs(value)
+    whole = size >= _WHOLE or value == int(value)
+    return f"{value:,.0f}" if whole and size < _LONG else f"{value:.3g}"
 
 
 def format_metric(value: float | None, name: str) -> str:
@@ -216,7 +217,6 @@ def _create_environment() -> Environment:
         format_price,
         format_sentence,
         format_time,
-        short_number,
         state_word,
         strip_colours,
     ]

@@ -3,15 +3,17 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Annotated
 
-from fastapi import Depends
+from fastapi import Depends, Query
 from fastapi.responses import Response
 from sqlalchemy.orm import Session
 
-from core.db.models.jobs import Job
+from core.db.models.jobs import IS_FAILED, Job
 from core.jobs import queries
 from core.jobs.costs import amounts, limits
 from core.jobs.costs.report import report
@@ -38,7 +40,9 @@ _RUNNING_JOBS = 20
 _FAILED_JOBS = 10
 _QUEUED_JOBS = 50
 """First of the queue, among which those are shown that cannot start."""
+_MOST_COUNTED = 10_000
 _POINTS = 60
+_WEEK = 7
 _MAIN_METRICS = (r"(val|test|eval)\W?_?.*acc", r"acc", r"(val|test|eval).*loss", r"loss", r"")
 """Patterns of the metric that a row shows, the best first."""
 
@@ -63,13 +67,19 @@ class RunningJob:
 
 
 @router.get("/ui")
-def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
+def show_now(
+    session: ReadSession,
+    app_state: AppStateDep,
+    caller: PageCaller,
+    part: Annotated[str, Query(description="`live`: without the costs of the last days")] = "",
+) -> Response:
     """Show running jobs, the queue by machine type, failures since yesterday, GPUs in use and today's cost."""
     current = datetime.now(UTC)
-    running = queries.page(
-        session, JobFilter(states=[JobState.RUNNING, JobState.FINISHING, JobState.KEPT]), limit=_RUNNING_JOBS
-    )
-    failed = queries.failed_since(session, current - timedelta(days=1), limit=_FAILED_JOBS)
+    yesterday = current - timedelta(days=1)
+    runs = JobFilter(states=[JobState.RUNNING, JobState.FINISHING, JobState.KEPT])
+    running = queries.page(session, runs, limit=_RUNNING_JOBS)
+    failed = queries.failed_since(session, yesterday, limit=_FAILED_JOBS)
+    failures = JobFilter(conditions=(Job.finished_at >= yesterday, IS_FAILED))
     gpus = [
         gpu
         for worker in worker_views(session)
@@ -77,22 +87,35 @@ def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -
         if worker.state not in {"silent", "refusing"} or gpu.job_id  # jobs run on while their worker restarts
     ]
     queued = job_views(session, app_state, queries.queued(session, limit=_QUEUED_JOBS))
+    stuck = [job for job in queued if job.reason in CANNOT_START]
+    stuck_by_type = Counter(job.machine_type for job in stuck)
+    queues = [(name, count - stuck_by_type[name], at) for name, count, at in queries.queue_sizes(session)]
     failed_views = job_views(session, app_state, failed)
     return render_page(
         "lists/now.html",
         caller=caller,
         running=_running(session, app_state, running.jobs, current),
-        more_running=running.next_cursor is not None,
-        queues=queries.queue_sizes(session),
-        stuck=[job for job in queued if job.reason in CANNOT_START],
+        n_running=_count(session, runs, len(running.jobs), _RUNNING_JOBS),
+        n_failed=_count(session, failures, len(failed), _FAILED_JOBS),
+        queues=[row for row in queues if row[1]],
+        stuck=stuck,
+        queued_jobs=_QUEUED_JOBS,
         failed=failed_views,
         causes={job.id: explanation_of(app_state.logs, job).evidence for job in failed_views},
         gpus=len(gpus),
         busy_gpus=sum(bool(gpu.job_id or gpu.taken_by) for gpu in gpus),
         spent=_spent(session, current),
+        week=[] if part == "live" else report(session, "day", _WEEK),
+        draw_sparkline=draw_sparkline,
         any_jobs=queries.last_seq(session) > 0,
         public_url=app_state.settings.public_url,
     )
+
+
+def _count(session: Session, wanted: JobFilter, listed: int, limit: int) -> str:
+    """Return the number of jobs of which up to `limit` are listed."""
+    count = listed if listed < limit else queries.count(session, wanted, most=_MOST_COUNTED)
+    return f"{count:,}{'+' if count == _MOST_COUNTED else ''}"
 
 
 def _spent(session: Session, current: datetime) -> tuple[float, dict[str, float]]:

@@ -28,6 +28,17 @@ export function keepFresh() {
   schedule();
 }
 
+// A page that tells of its end in a notification of the browser goes on while it is not seen.
+export function tellOfEnd(button) {
+  if (!isLive() || !("Notification" in window)) return;
+  button.hidden = false;
+  button.addEventListener("click", async () => {
+    button.disabled = (await Notification.requestPermission()) === "granted";
+    if (button.disabled) main.dataset.tells = "";
+    button.textContent = button.disabled ? "You will be told" : "Notifications are blocked";
+  });
+}
+
 // Links and forms of the workspace change its address: the parts that differ are replaced, and the charts stay.
 const OF_THE_LIST = ["q", "ids", "sort", "cols", "after", "before", "at", "did", "state", "project", "machineType", "tag", "query", "charts", "open"];
 
@@ -61,7 +72,7 @@ export function refresh() {
 
 function schedule() {
   clearTimeout(timer);
-  if (!isLive() || document.hidden) return;
+  if (!isLive() || (document.hidden && !("tells" in main.dataset))) return;
   timer = setTimeout(refresh, Math.max(pause, Math.min(EVERY_MS * 2 ** failures, SLOWEST_MS)));
 }
 
@@ -75,7 +86,10 @@ async function fetchParts() {
     if (answer.status === 401 || answer.status === 404) location.reload();
     pause = 1000 * Number(answer.headers.get("Retry-After") ?? 0);
     if (!answer.ok) throw new Error(answer.statusText);
+    const live = isLive();
     replaceParts(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    if (live && !isLive()) document.querySelector("[data-tell]")?.remove();
+    if (live && !isLive() && "tells" in main.dataset) new Notification(document.title);
     failures = 0;
   } catch {
     failures += 1;

@@ -4,9 +4,10 @@ import { showCurves, showMetrics } from "./charts/board.js";
 import { completeQuery } from "./complete.js";
 import { offerCopies } from "./copy.js";
 import { checkWhileTyping } from "./job_form.js";
-import { keepFresh, onChange, stayOnPage } from "./live.js";
+import { keepFresh, onChange, stayOnPage, tellOfEnd } from "./live.js";
 import { showLog } from "./log/viewer.js";
 import { listenForKeys } from "./palette.js";
+import { sortTables } from "./sort.js";
 import { isCommand, selectRows } from "./table.js";
 import { tellTimes } from "./times.js";
 import { resizeTable } from "./widths.js";
@@ -31,6 +32,8 @@ document.addEventListener("keydown", ({ key, target }) => {
   menu.querySelector("summary").focus();
 });
 
+if (document.getElementById("go-to")) listenForKeys();
+
 // A file of a folder to the next one; the list is scrolled to it.
 document.addEventListener("keydown", (event) => {
   const step = { j: "next", k: "prev" }[event.key];
@@ -41,7 +44,7 @@ document.querySelector(".files-beside [aria-current]")?.scrollIntoView({ block: 
 const table = document.querySelector("[data-table]");
 if (table) selectRows(table);
 
-if (document.querySelector(".sections")) listenForKeys();
+if (document.querySelector("[data-sorts]")) sortTables();
 
 document.querySelectorAll("[data-complete]").forEach(completeQuery);
 
@@ -80,4 +83,5 @@ showCurves();
 const { again } = document.querySelector("main").dataset;
 if (again) setTimeout(() => location.reload(), 1000 * Number(again));
 
+document.querySelectorAll("[data-tell]").forEach(tellOfEnd);
 keepFresh();

@@ -1,17 +1,24 @@
-// Keys for the whole dashboard, and the palette: jobs, projects and pages by a few letters of their names.
+// Keys for the whole dashboard, and the palette: jobs, projects, pages and actions by a few letters of their names.
 
+import { offerChoices } from "./choices.js";
 import { isCommand } from "./table.js";
 
-const WAIT_MS = 150;
 const KEYS = [
   ["/", "search jobs"],
-  ["Ctrl K", "go to a job, project or page"],
+  ["Ctrl K", "go to a job, project, page or action"],
+  ["g h, g j", "go home, to the jobs; c, s, w, p, m, e: to the other sections"],
   ["n", "new job"],
   ["j  k", "next and previous job of a list"],
   ["x", "select the job"],
   ["o", "open the job"],
+  ["1 … 9", "page of a job"],
+  ["c", "clone the job"],
+  ["s", "stop the job"],
   ["?", "this help"],
 ];
+const CLICKED = { n: "#new-job", c: "#clone", s: "#stop-menu > summary" };
+const PREFIX_MS = 1500;
+let prefixed = 0;
 
 export function listenForKeys() {
   document.addEventListener("keydown", (event) => {
@@ -28,13 +35,24 @@ export function listenForKeys() {
 }
 
 function command(event) {
-  if (event.key === "/") {
-    const field = document.getElementById("q") ?? document.getElementById("search");
+  const { key } = event;
+  const section = Date.now() - prefixed < PREFIX_MS && document.querySelector(`[data-go="${CSS.escape(key)}"]`);
+  prefixed = key === "g" ? Date.now() : 0;
+  if (section) {
+    event.stopImmediatePropagation(); // a list has a meaning of its own for j
+    section.click();
+  } else if (key === "/") {
+    const field = document.getElementById("q");
     event.preventDefault();
     if (field?.offsetParent) field.select();
     else openPalette();
-  } else if (event.key === "n") document.getElementById("new-job")?.click();
-  else if (event.key === "?") openHelp();
+  } else if (key === "?") openHelp();
+  else if (/^[1-9]$/.test(key)) document.querySelector(`.pages-of a:nth-child(${key})`)?.click();
+  else if (key in CLICKED) {
+    const control = document.querySelector(CLICKED[key]);
+    control?.click();
+    control?.focus();
+  }
 }
 
 function make(tag, properties = {}, ...children) {
@@ -60,9 +78,18 @@ function openHelp() {
   openDialog(make("dialog", { className: "keys", ariaLabel: "Keys" }, make("h2", { textContent: "Keys" }), list, close));
 }
 
-function pages() {
-  const links = [...document.querySelectorAll(".sections a, #new-job, .brand")];
-  return links.map((link) => ({ text: link.matches(".brand") ? "Now" : link.textContent.trim(), kind: "page", url: link.href }));
+// What the page itself leads to or does, by the words on it.
+function controls() {
+  const offered = (selector, kind) => [...document.querySelectorAll(selector)].map((control) => ({
+    text: control.textContent.trim().replace(/\s+/g, " "),
+    kind,
+    run: () => {
+      control.click();
+      control.focus();
+    },
+  }));
+  const actions = ".actions :is(a, button, summary):not(.menu > :not(summary) *, :disabled), #account button, #new-job";
+  return [...offered(actions, "action"), ...offered(".sections a, #account nav a:last-child", "page")];
 }
 
 async function read(address) {
@@ -71,76 +98,53 @@ async function read(address) {
   return answer.json();
 }
 
-async function find(text) {
-  const found = pages();
+const goTo = (url) => () => location.assign(url);
+
+async function findJobs(text) {
   const queries = [text && `"${text.replaceAll('"', " ")}"`];
   if (/^j[a-z0-9]{4,13}$/.test(text)) queries.unshift(`id:${text}`); // the beginning of an id, or a name such as jigsaw
   const [projects, ...lists] = await Promise.all([
     read("/projects"),
-    ...queries.map((query) => read(`/jobs?limit=8&q=${encodeURIComponent(query)}`)),
+    ...queries.map((query) => read(`/jobs?limit=8&fold=true&q=${encodeURIComponent(query)}`)),
   ]);
   const jobs = new Map(lists.flatMap((list) => list.jobs).map((job) => [job.id, job]));
-  for (const job of jobs.values()) found.push({ text: job.name, kind: `${job.id} · ${job.project}`, url: `/ui/jobs/${job.id}`, matched: true });
-  for (const one of projects.projects) found.push({ text: one.name, kind: "project", url: `/ui/jobs?project=${encodeURIComponent(one.name)}` });
+  const found = [...jobs.values()].map((job) => {
+    const members = job.arrayMembers && Object.values(job.arrayMembers).reduce((sum, count) => sum + count, 0);
+    const query = `${job.arrayId?.startsWith("s") ? "sweep" : "array"}:${job.arrayId}`;
+    return members
+      ? { text: job.name, kind: `${members} jobs · ${job.project}`, run: goTo(`/ui/runs?q=${query}`), matched: true }
+      : { text: job.name, kind: `${job.id} · ${job.project}`, run: goTo(`/ui/jobs/${job.id}`), matched: true };
+  });
+  for (const { name } of projects.projects) found.push({ text: name, kind: "project", run: goTo(`/ui/projects/${encodeURIComponent(name)}`) });
+  return found;
+}
+
+// The exact name comes first, then what begins with the text, has it in it, or has it elsewhere than in its name.
+function rank(choice, wanted) {
+  const name = choice.text.toLowerCase();
+  return [name === wanted, name.startsWith(wanted), name.includes(wanted), choice.matched].indexOf(true);
+}
+
+async function find(text) {
+  const found = [...await findJobs(text).catch(() => []), ...controls()];
+  if (!text) return found;
   const wanted = text.toLowerCase();
-  const fitting = found.filter((one) => one.matched || one.text.toLowerCase().includes(wanted));
-  if (text) fitting.push({ text: `Search jobs for “${text}”`, kind: "list", url: `/ui/jobs?q=${encodeURIComponent(text)}` });
-  return fitting;
+  const fitting = found.filter((choice) => rank(choice, wanted) >= 0).sort((a, b) => rank(a, wanted) - rank(b, wanted));
+  return [...fitting, { text: `Search jobs for “${text}”`, kind: "list", run: goTo(`/ui/jobs?q=${encodeURIComponent(text)}`) }];
 }
 
 function openPalette() {
-  const field = make("input", { type: "search", placeholder: "Go to a job, project or page", autocomplete: "off" });
-  const list = make("ul", { id: "palette-list" });
-  list.setAttribute("role", "listbox");
-  list.setAttribute("aria-label", "Results");
-  for (const [name, value] of Object.entries({ role: "combobox", "aria-expanded": "true", "aria-controls": list.id, "aria-label": "Go to" })) {
-    field.setAttribute(name, value);
-  }
-  let shown = [];
-  let chosen = 0;
-  let asked = 0;
-  let timer = 0;
-
-  function mark() {
-    [...list.children].forEach((item, place) => item.setAttribute("aria-selected", String(place === chosen)));
-    list.children[chosen]?.scrollIntoView({ block: "nearest" });
-    field.setAttribute("aria-activedescendant", list.children[chosen]?.id ?? "");
-  }
-
-  async function update() {
-    const number = ++asked;
-    let found;
-    try {
-      found = await find(field.value.trim());
-    } catch {
-      found = pages();
-    }
-    if (number !== asked) return;
-    shown = found;
-    chosen = 0;
-    list.replaceChildren(...shown.map((one, place) => {
-      const item = make("li", { id: `palette-${place}` }, one.text, make("small", { textContent: one.kind }));
-      item.setAttribute("role", "option");
-      item.addEventListener("click", () => location.assign(one.url));
-      return item;
-    }));
-    mark();
-  }
-
-  field.addEventListener("input", () => {
-    clearTimeout(timer);
-    timer = setTimeout(update, WAIT_MS);
+  const field = make("input", { placeholder: "Go to a job, project, page or action", autocomplete: "off", spellcheck: false, ariaLabel: "Go to" });
+  const list = make("ul", { id: "palette-list", ariaLabel: "Results" });
+  const dialog = make("dialog", { className: "palette", ariaLabel: "Go to" }, field, list);
+  offerChoices(field, list, {
+    modal: true,
+    find: () => find(field.value.trim()),
+    item: ({ text, kind }) => [text, make("small", { textContent: kind })],
+    take: ({ run }) => {
+      dialog.close();
+      run();
+    },
   });
-  field.addEventListener("keydown", (event) => {
-    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
-      event.preventDefault();
-      chosen = (chosen + (event.key === "ArrowDown" ? 1 : -1) + shown.length) % Math.max(1, shown.length);
-      mark();
-    } else if (event.key === "Enter" && shown[chosen]) {
-      event.preventDefault();
-      location.assign(shown[chosen].url);
-    }
-  });
-  openDialog(make("dialog", { className: "palette", ariaLabel: "Go to" }, field, list));
-  update();
+  openDialog(dialog);
 }

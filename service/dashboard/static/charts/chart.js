@@ -166,7 +166,7 @@ export class Chart {
       scales: { x: { time: this.axis === "time", range: (_, low, high) => this.#range(low, high) }, y: { distr: log ? 3 : 1, range: log ? undefined : flatRange } },
       axes: [
         { ...axis, size: this.axis === "time" ? 40 : 24, gap: 2, space: 80, values: (_, ticks, _axis, _space, step) => (this.axis === "time" ? timeTicks(ticks, step) : ticks.map(xTick(this.axis))) },
-        { ...axis, gap: 4, size: (_, labels) => 10 + 6.4 * Math.max(4, ...(labels ?? []).map((label) => label.length)), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : this.unit(tick))) },
+        { ...axis, gap: 4, size: (_, labels) => 10 + 6.4 * Math.max(4, ...(labels ?? []).map((label) => label.length)), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : this.unit(tick, 5))) },
       ],
       cursor: {
         y: false,

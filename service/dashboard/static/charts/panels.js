@@ -6,7 +6,6 @@ import { figure } from "./series.js";
 const FEWEST = 3; // runs
 const MOST_AXES = 8;
 const [WIDTH, HEIGHT, EDGE, SIDE] = [460, 200, 38, 60];
-const DIGITS = 4;
 const MOST_LABELS = 12;
 const WIDE = 50; // times the lowest value: the axis is logarithmic
 const ORDER = "order of submission";
@@ -63,13 +62,7 @@ function scale({ values, numeric, whole }) {
   const log = !whole && low > 0 && high / low > WIDE;
   const at = log ? Math.log : (value) => value;
   const place = (value) => (high === low ? 0.5 : (at(value) - at(low)) / (at(high) - at(low)));
-  return { place, labels: [[0, tick(low)], [1, tick(high)]] };
-}
-
-function tick(value) {
-  const rounded = Number(value.toPrecision(DIGITS));
-  const size = Math.abs(rounded);
-  return size && (size >= 1e6 || size < 1e-3) ? rounded.toExponential() : String(rounded);
+  return { place, labels: [[0, figure(low)], [1, figure(high)]] };
 }
 
 function shape(name, attributes, title) {

@@ -75,26 +75,30 @@ export function unitOf(name) {
   return name.endsWith("_bytes") ? bytes : name.endsWith("_percent") ? percent : figure;
 }
 
-export function figure(value) {
+// As `format_number` of rendering.py: whole numbers with all digits, others with three; the marks of an axis have more.
+export function figure(value, digits = 3) {
   if (typeof value !== "number") return value ?? "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size >= 1e6 || size < 1e-3)) return value.toExponential(2);
-  return String(Number(value.toPrecision(5)));
+  const rounded = size >= 10 ** digits ? Math.round(value) : Number(value.toPrecision(digits));
+  if (size && (size < 1e-4 || size >= 1e15)) return rounded.toExponential().replace(/e-(\d)$/, "e-0$1");
+  return rounded.toLocaleString("en", { maximumFractionDigits: 20 });
 }
 
-function percent(value) {
-  return typeof value !== "number" ? value ?? "–" : `${Number(value.toPrecision(3))} %`;
+function percent(value, digits) {
+  return typeof value !== "number" ? value ?? "–" : `${figure(value, digits)} %`;
 }
 
-function bytes(value) {
+function bytes(value, digits) {
   if (typeof value !== "number") return value ?? "–";
   const power = Math.min(4, Math.max(0, Math.floor(Math.log10(Math.max(1, Math.abs(value))) / 3)));
-  return `${figure(Number((value / 1000 ** power).toPrecision(3)))} ${["B", "kB", "MB", "GB", "TB"][power]}`;
+  const amount = value / 1000 ** power;
+  return `${digits || !power ? figure(amount, digits) : amount.toFixed(1)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
 }
 
-// Dollars to the last digit that counts: short jobs cost fractions of a cent.
+// Dollars: cents, and below one dollar the digits that count, as short jobs cost fractions of a cent.
 export function dollars(value) {
-  return typeof value === "number" ? `$${Number(value.toPrecision(4))}` : value ?? "–";
+  if (typeof value !== "number") return value ?? "–";
+  return Math.abs(value) >= 1 ? `$${value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}` : `$${Number(value.toPrecision(3))}`;
 }
 
 export function shortNumber(value) {
@@ -104,13 +108,19 @@ export function shortNumber(value) {
 
 export function duration(seconds) {
   const whole = Math.abs(seconds);
-  if (whole < 60) return `${Number(seconds.toPrecision(4))} s`;
+  if (whole < 60) return `${Number(seconds.toPrecision(3))} s`;
   if (whole < 3600) return `${Math.trunc(seconds / 60)}:${pad(whole % 60)}`;
   return `${Math.trunc(seconds / 3600)}:${pad((whole / 60) % 60)}:${pad(whole % 60)}`;
 }
 
 function pad(number) {
   return String(Math.floor(number)).padStart(2, "0");
+}
+
+// As `format_duration` of formatting.py.
+function spell(seconds) {
+  if (seconds < 3600) return `${Math.trunc(seconds / 60)} min ${pad(seconds % 60)} s`;
+  return seconds < 86_400 ? `${Math.trunc(seconds / 3600)} h ${pad((seconds / 60) % 60)} min` : `${Math.trunc(seconds / 86_400)} d ${Math.trunc(seconds / 3600) % 24} h`;
 }
 
 // Labels of a time axis: the day below the first tick, and below each of another day.
@@ -129,6 +139,7 @@ export function xTick(axis) {
 }
 
 export function xText(axis, value) {
+  if (axis === "relative" && value >= 60) return spell(value);
   if (axis === "step") return `step ${figure(value)}`;
   return axis === "time" ? exactTime(new Date(value * 1000)) : xTick(axis)(value);
 }
