@@ -86,10 +86,10 @@ def test_values_are_read_by_tap_and_by_keys_and_drawn_to_scale(service, browser)
     browser.wait_for(f"{LOSS} && {names}.includes('memory')")
     end(service, browser, job_id)
     value = f"{LOSS}.querySelector('.chart-value').innerText"
-    browser.wait_for(f"{value} === '1.00e-9'")
+    browser.wait_for(f"{value} === '1e-09'")
     assert browser.evaluate(f"{LOSS}.querySelector('.chart-legend').innerText").split("\n") == [
-        "last 1.00e-9",
-        "min 1.00e-9",
+        "last 1e-09",
+        "min 1e-09",
         "max 1",
     ]
     # A tap shows the value, also after the finger is gone.
@@ -106,7 +106,7 @@ def test_values_are_read_by_tap_and_by_keys_and_drawn_to_scale(service, browser)
     assert browser.evaluate(f"{LOSS}.querySelector('[aria-live]').innerText") == "step 1: 0.1"
     assert browser.evaluate(f"{LOSS}.querySelector('.chart-tip').innerText") == "step 1\n0.1"
     browser.evaluate("document.activeElement.blur()")
-    assert browser.evaluate(value) == "1.00e-9"
+    assert browser.evaluate(value) == "1e-09"
     # The logarithms of the values are a straight line.
     browser.click("[data-chart-options] [name=log]")
     ys = browser.evaluate(f"(p => p.data[1].map(value => p.valToPos(value, 'y')))({LOSS}.chart.plot)")
@@ -245,8 +245,8 @@ def test_runs_are_lit_hidden_sorted_and_grouped_together(service, browser, train
     browser("Input.dispatchKeyEvent", type="keyDown", key="ArrowLeft")
     tip = f"{chart}.querySelector('.chart-tip')"
     browser.wait_for(f"{tip}?.innerText.split('\\n').length === 3")
-    assert browser.evaluate(f"{tip}.innerText").split("\n") == ["step 8", "1.7333 run-1", "0.73333 trained"]
-    assert browser.evaluate(f"{tip}.querySelector('.nearest').innerText") == "1.7333 run-1"
+    assert browser.evaluate(f"{tip}.innerText").split("\n") == ["step 8", "1.73 run-1", "0.733 trained"]
+    assert browser.evaluate(f"{tip}.querySelector('.nearest').innerText") == "1.73 run-1"
     browser.evaluate("document.activeElement.blur()")
     browser.evaluate(f"{chart}.chart.onLight(0)")
     browser.wait_for(f"{row(trained)}.matches('.lit') && !{row(other)}.matches('.lit')")
@@ -283,7 +283,7 @@ def test_runs_are_lit_hidden_sorted_and_grouped_together(service, browser, train
     assert browser.messages == []
 
 
-def test_labels_of_panels_are_whole_and_of_four_digits(service, browser):
+def test_labels_of_panels_are_whole_and_of_three_digits(service, browser):
     command = """echo '{"loss": %s}' >> $GRADIENT_METRICS_FILE"""
     params = [{"lr": 0.0025947, "kind": "gradient descent"}, {"lr": 0.0333784, "kind": "a"}, {"lr": 3.5651e-5}]
     ids = [service.submit(command % (one["lr"] / -3), params=one) for one in params]
@@ -297,7 +297,7 @@ def test_labels_of_panels_are_whole_and_of_four_digits(service, browser):
         return [label.textContent, isInside && inner.bottom <= outer.bottom];
     })""")
     assert [text for text, is_inside in labels if not is_inside] == []
-    assert {"3.565e-5", "0.03338", "-0.01113", "-1.188e-5", "gradient desc…"} <= {text for text, _ in labels}
+    assert {"3.57e-05", "0.0334", "-0.0111", "-1.19e-05", "gradient desc…"} <= {text for text, _ in labels}
 
 
 def test_a_chart_is_saved_as_a_table_and_as_an_image(service, browser, trained):

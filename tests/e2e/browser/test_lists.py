@@ -191,12 +191,55 @@ def test_the_palette_leads_to_a_job_by_its_name(browser, jobs):
 
 def test_the_palette_finds_names_that_look_like_ids_and_beginnings_of_ids(browser, service, jobs):
     service.submit("true", name="jigsaw puzzle")
+    service.submit("true", name="fan", array="0-2")
+    service.submit("true", name="fan")
     press(browser, "k", modifiers=2, code="KeyK", windowsVirtualKeyCode=75)
     browser.wait_for("document.querySelector('.palette[open] li')")
     for text, name in (("jigsaw", "jigsaw puzzle"), (jobs["broken"], "broken"), (jobs["good"][:8], "good")):
         browser.evaluate("document.querySelector('.palette input').select()")
         browser("Input.insertText", text=text)
         browser.wait_for(f"document.querySelector('.palette li')?.textContent.startsWith('{name}')")
+    browser.evaluate("document.querySelector('.palette input').select()")
+    browser("Input.insertText", text="fan")
+    kinds = "[...document.querySelectorAll('.palette li')].filter(item => /^fan/.test(item.textContent))"
+    browser.wait_for(f"({kinds}).filter(item => item.innerText.includes('3 jobs')).length === 1")
+    assert browser.evaluate(f"({kinds}).length") == 2  # the members of an array are one
+    press(browser, "Escape", windowsVirtualKeyCode=27)
+    browser.wait_for("!document.querySelector('.palette')")
+
+
+@pytest.mark.parametrize("browser", ["wide"], indirect=True)  # a telephone has no keys
+def test_keys_and_the_palette_act_on_the_page(browser, service, jobs):
+    press(browser, "g")
+    press(browser, "m")
+    browser.wait_for("location.pathname === '/ui/machines' && document.readyState === 'complete'")
+    press(browser, "k", modifiers=2, code="KeyK", windowsVirtualKeyCode=75)
+    browser.wait_for("document.querySelector('.palette[open] li')")
+    browser("Input.insertText", text="density")
+    browser.wait_for("document.querySelector('.palette li')?.textContent.startsWith('Density')")
+    press(browser, "Enter", windowsVirtualKeyCode=13)
+    browser.wait_for("document.documentElement.dataset.density === 'compact'")
+    running = service.submit("sleep 60", name="acted-on")
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{running}")
+    press(browser, "2")
+    browser.wait_for("location.pathname.endsWith('/log') && document.readyState === 'complete'")
+    press(browser, "s")
+    browser.wait_for("document.activeElement.closest('#stop-menu')?.open")
+    press(browser, "Escape", windowsVirtualKeyCode=27)
+    browser.wait_for("!document.querySelector('#stop-menu').open")
+    press(browser, "c")
+    browser.wait_for(f"location.search === '?from={running}' && document.readyState === 'complete'")
+    service.request("POST", f"/jobs/{running}/stop")
+
+
+def test_machine_types_are_filtered_and_sorted(browser, service):
+    browser.open(f"{service.cli_json['url']}/ui/machines")
+    browser.click("#types-2 th:last-child button")
+    browser.click("#types-2 th:last-child button")
+    browser.fill("#filter", "v100")
+    shown = "[...document.querySelectorAll('#types-2 tbody tr')].filter(row => !row.hidden).map(row => row.cells[0].innerText)"
+    browser.wait_for(f"({shown}).length === 2")
+    assert browser.evaluate(shown) == ["8x V100", "V100"]
 
 
 @pytest.mark.parametrize("theme", THEMES)

@@ -76,7 +76,7 @@ def test_a_job_is_seen_from_its_first_line_to_its_end(service, browser):
     ]
     go(service, job_id, "go-2")
     browser.wait_for("document.querySelector('.state .badge').innerText === 'Succeeded'")
-    assert "exit code" not in browser.text("[data-part=why]"), "a success needs no words"
+    assert "exit code" not in browser.text("main"), "a success needs no words"
     assert browser.evaluate("document.querySelectorAll('#stop').length") == 0
     browser.click("a[href$='/ui/jobs/" + job_id + "']")
     browser.wait_for("document.querySelector('#metrics polyline')")
@@ -196,6 +196,18 @@ def test_times_are_local_name_their_zone_and_become_dates_by_a_switch(service, b
         assert browser.evaluate("document.getElementById('old').title") == "2026-06-30 17:00:00 PDT"
         browser.click("[data-switch=times]")
         browser.wait_for("/now|ago/.test(document.getElementById('new').innerText)")
+
+
+def test_a_page_tells_of_the_end_of_its_job_while_it_is_hidden(service, browser):
+    job_id = service.submit("while [ ! -e $GRADIENT_WORKSPACE_DIR/end ]; do sleep 0.05; done", name="told")
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
+    granted = "static requestPermission = async () => 'granted'; constructor(title) { window.told = title; }"
+    browser.evaluate(f"window.Notification = class {{ {granted} }}, null")
+    browser.click("#tell")
+    browser.evaluate("Object.defineProperty(document, 'hidden', { value: true }), null")
+    go(service, job_id, "end")
+    browser.wait_for("window.told === 'Succeeded: told · Gradient Jobs'")
 
 
 def test_an_estimate_long_past_is_not_soon(service, browser):
