@@ -5,7 +5,7 @@ const WAIT_MS = 120;
 // `find` returns the choices, `item` draws one. `modal`: the list is all there is, so its first choice is marked.
 export function offerChoices(field, list, { find, item, take, modal = false }) {
   list.setAttribute("role", "listbox");
-  for (const [name, value] of Object.entries({ role: "combobox", "aria-autocomplete": "list", "aria-controls": list.id })) field.setAttribute(name, value);
+  for (const [name, value] of Object.entries({ role: "combobox", "aria-autocomplete": "list", "aria-expanded": "false", "aria-controls": list.id })) field.setAttribute(name, value);
   let choices = [];
   let chosen = -1;
   let asked = 0;

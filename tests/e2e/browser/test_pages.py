@@ -4,7 +4,7 @@ import pytest
 from support.browser import Browser
 from support.sample_dashboard import PAGES, SampleDashboard
 
-SIZES = {"wide": (1440, 900), "tablet": (768, 1024), "narrow": (390, 844)}
+SIZES = {"wide": (1440, 900), "laptop": (1024, 768), "tablet": (768, 1024), "narrow": (390, 844)}
 FAULTS = """axe.run({resultTypes: ["violations"]}).then(({violations}) =>
     violations.map(({id, help, nodes}) => [id, help, nodes.slice(0, 3).map((node) => node.html)]))"""
 TOO_WIDE = """[document.documentElement, ...document.querySelectorAll("main section")]
@@ -44,9 +44,12 @@ def faults(browser):
 
 @pytest.mark.parametrize(
     ("browser", "theme"),
-    [("wide", "light"), pytest.param("narrow", "dark", marks=pytest.mark.slow)],
+    [
+        pytest.param(size, theme, marks=() if (size, theme) == ("wide", "light") else pytest.mark.slow)
+        for size in SIZES
+        for theme in ("light", "dark")
+    ],
     indirect=["browser"],
-    ids=["wide", "narrow"],
 )
 @pytest.mark.timeout(600)  # dozens of pages
 def test_every_page_serves_everybody(dashboard, browser, axe_core, theme):
@@ -60,7 +63,18 @@ def test_every_page_serves_everybody(dashboard, browser, axe_core, theme):
     assert {page: of_page for page, of_page in found.items() if of_page} == {}
 
 
-@pytest.mark.parametrize("browser", ["narrow", pytest.param("tablet", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.parametrize("browser", ["narrow"], indirect=True)
+def test_charts_out_of_sight_are_drawn_before_they_are_printed(dashboard, browser):
+    dashboard.open(browser, "metrics")
+    empty = "[...document.querySelectorAll('.chart')].filter(chart => !chart.chart.plot).length"
+    browser.wait_for(f"{empty} > 0")
+    browser("Page.printToPDF")
+    assert browser.evaluate(empty) == 0
+
+
+@pytest.mark.parametrize(
+    "browser", ["narrow", *(pytest.param(size, marks=pytest.mark.slow) for size in ("tablet", "laptop"))], indirect=True
+)
 def test_no_page_is_wider_than_the_screen(dashboard, browser):
     found = {}
     for page in sorted(PAGES):

@@ -46,7 +46,9 @@ def test_the_first_page_shows_what_runs_waits_and_failed(signed_in_browser, subm
     assert '<polyline points="0.0,22.0 60.0,12.0 120.0,2.0"/>' in page
     assert re.search(r"val_accuracy</span> 0.9<", page)
     assert re.search(r"at most 9 min \d+ s|at most 10 min 00 s", page)
-    assert re.search(r'state%3Apending\+machine%3AGPU%2B">GPU\+</a></th><td class="number">1<', page)
+    figures = dict(re.findall(r'id="n-(\w+)" href="[^"]+">([^<]+)<', page))
+    assert figures == {"running": "1", "waiting": "0", "failed": "1", "stuck": "1"}, "what cannot start does not wait"
+    assert "Last 7 days" not in signed_in_browser.get("/ui?part=live").text
     assert "icon-failed.svg" in page
     assert 'data-live="yes"' in page
 
@@ -139,7 +141,7 @@ def test_a_worker_that_takes_no_jobs_says_why(signed_in_browser, database, submi
 
 def test_figures_of_machine_types_are_written_out(signed_in_browser):
     page = signed_in_browser.get("/ui/machines").text
-    assert "fp16 18000</span>" in page
+    assert "fp16 18,000</span>" in page
     assert not re.search(r"\de\+\d", page)
 
 

@@ -53,6 +53,7 @@ export class Chart {
       this.#seen = isIntersecting;
       if (isIntersecting && this.#stale) this.#draw();
     }, { rootMargin: "200px" }).observe(this.box);
+    addEventListener("beforeprint", () => { if (this.#stale && this.box.isConnected) this.#draw(); });
     this.element.chart = this;
   }
 
