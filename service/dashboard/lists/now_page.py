@@ -88,8 +88,6 @@ def show_now(
     ]
     queued = job_views(session, app_state, queries.queued(session, limit=_QUEUED_JOBS))
     stuck = [job for job in queued if job.reason in CANNOT_START]
-    stuck_by_type = Counter(job.machine_type for job in stuck)
-    queues = [(name, count - stuck_by_type[name], at) for name, count, at in queries.queue_sizes(session)]
     failed_views = job_views(session, app_state, failed)
     return render_page(
         "lists/now.html",
@@ -97,7 +95,7 @@ def show_now(
         running=_running(session, app_state, running.jobs, current),
         n_running=_count(session, runs, len(running.jobs), _RUNNING_JOBS),
         n_failed=_count(session, failures, len(failed), _FAILED_JOBS),
-        queues=[row for row in queues if row[1]],
+        queues=_queues(session, stuck),
         stuck=stuck,
         queued_jobs=_QUEUED_JOBS,
         failed=failed_views,
@@ -110,6 +108,13 @@ def show_now(
         any_jobs=queries.last_seq(session) > 0,
         public_url=app_state.settings.public_url,
     )
+
+
+def _queues(session: Session, stuck: Sequence[JobView]) -> list[tuple[str, int, datetime]]:
+    """Return the number of jobs that wait for each machine type, and since when, without those that cannot start."""
+    stuck_by_type = Counter(job.machine_type for job in stuck)
+    queues = [(name, count - stuck_by_type[name], since) for name, count, since in queries.queue_sizes(session)]
+    return [queue for queue in queues if queue[1]]
 
 
 def _count(session: Session, wanted: JobFilter, listed: int, limit: int) -> str:
