@@ -41,6 +41,7 @@ _FAILED_JOBS = 10
 _QUEUED_JOBS = 50
 """First of the queue, among which those are shown that cannot start."""
 _MOST_COUNTED = 10_000
+_Part = Annotated[str, Query(description="`live`: without the costs of the last days")]
 _POINTS = 60
 _WEEK = 7
 _MAIN_METRICS = (r"(val|test|eval)\W?_?.*acc", r"acc", r"(val|test|eval).*loss", r"loss", r"")
@@ -67,12 +68,7 @@ class RunningJob:
 
 
 @router.get("/ui")
-def show_now(
-    session: ReadSession,
-    app_state: AppStateDep,
-    caller: PageCaller,
-    part: Annotated[str, Query(description="`live`: without the costs of the last days")] = "",
-) -> Response:
+def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller, part: _Part = "") -> Response:
     """Show running jobs, the queue by machine type, failures since yesterday, GPUs in use and today's cost."""
     current = datetime.now(UTC)
     yesterday = current - timedelta(days=1)
