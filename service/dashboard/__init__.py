@@ -4,7 +4,7 @@ from service.dashboard import assets, comparison_pages, login, provider_login, r
 from service.dashboard.error_pages import ErrorPageMiddleware
 from service.dashboard.forms import job_form_pages, notification_page, project_page, settings_pages
 from service.dashboard.host_name import DashboardHost
-from service.dashboard.job import details, log_page, overview
+from service.dashboard.job import details, log_page, overview, terminal
 from service.dashboard.lists import costs_page, job_list, machines, now_page, template_pages
 from service.dashboard.login import wrong_key_backoff
 from service.dashboard.outputs import artifact_pages, tensorboard_page
@@ -22,7 +22,7 @@ _LISTS = (
     runs_page,
     template_pages,
 )
-_JOB = (overview, log_page, details, artifact_pages, tensorboard_page)
+_JOB = (overview, log_page, details, terminal, artifact_pages, tensorboard_page)
 PAGE_MODULES = (login, provider_login, *_LISTS, job_form_pages, settings_pages, notification_page, *_JOB, assets)
 
 

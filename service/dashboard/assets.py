@@ -46,8 +46,13 @@ _ASSETS |= {
     for state, colour in _STATE_DOTS.items()
 }
 THEME = "theme.js"  # the script that runs before a page is drawn; it is no module
+_OF_ONE_PAGE = "terminal.js"
 MODULES = tuple(
-    sorted(name for name in _ASSETS if name.endswith(".js") and name != THEME and not name.startswith(_VENDOR))
+    sorted(
+        name
+        for name in _ASSETS
+        if name.endswith(".js") and name not in {THEME, _OF_ONE_PAGE} and not name.startswith(_VENDOR)
+    )
 )
 """Names of the modules. Pages announce all of them, because a browser finds imports only one after the other."""
 

@@ -185,11 +185,11 @@ def _record_refusal(request: HTTPConnection, detail: ErrorDetail) -> None:
     state_of(request).record.unwritten.append(Unwritten("refused", target, detail.name, key_id, address))
 
 
-def _handle_http_error(request: Request, error: Exception) -> JSONResponse:
+def _handle_http_error(request: HTTPConnection, error: Exception) -> JSONResponse:
     if not isinstance(error, HTTPException):
         raise error
     detail = error.detail
-    where = f"{request.method} {request.url.path}"
+    where = f"{request.scope.get('method', 'WEBSOCKET')} {request.url.path}"
     if error.status_code == http.HTTPStatus.NOT_FOUND and detail == "Not Found":
         detail = f"There is nothing at {where}. /openapi.json lists every path."
     elif error.status_code == http.HTTPStatus.METHOD_NOT_ALLOWED:

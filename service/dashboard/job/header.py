@@ -9,9 +9,10 @@ from fastapi.responses import HTMLResponse
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Attempt, Job
-from core.errors import SpecInvalid
+from core.errors import ExecDisabled, JobNotEnterable, SpecInvalid
 from core.jobs import queries
 from core.jobs.costs import limits
+from core.jobs.exec import audit
 from service.app_state import AppState
 from service.auth.authentication import Principal
 from service.auth.ownership import changeable
@@ -43,6 +44,7 @@ class JobHeader:
     may_change: bool
     progress: Progress | None
     most_seconds_left: float | None  # by its time limit, ceiling or budget
+    no_terminal: str | None  # why the caller gets no terminal in it; None: it can be opened
 
     @property
     def number(self) -> int:
@@ -78,7 +80,20 @@ def read_header(
         progress, limit = read_progress(session, app_state, row, view.params), limits.deadline(row)
     ran = (datetime.now(UTC) - row.started_at).total_seconds() if row.started_at else 0.0
     most = None if limit is None else max(0.0, limit.seconds - ran)
-    return JobHeader(row, view, attempts, earlier, may_change, progress, most)
+    no_terminal = _why_no_terminal(session, app_state, row, may_change=may_change)
+    return JobHeader(row, view, attempts, earlier, may_change, progress, most, no_terminal)
+
+
+def _why_no_terminal(session: Session, app_state: AppState, row: Job, *, may_change: bool) -> str | None:
+    if not app_state.settings.exec.enabled:
+        return ExecDisabled().message
+    if not may_change:
+        return "Only the owner of the job and administrators can enter it."
+    try:
+        audit.enterable_job(session, row.id)
+    except JobNotEnterable as error:
+        return error.message
+    return None
 
 
 def render_job_page(
@@ -101,6 +116,7 @@ def render_job_page(
         began_at=header.began_at,
         progress=header.progress,
         most_seconds_left=header.most_seconds_left,
+        no_terminal=header.no_terminal,
         no_tensorboard=unavailable(app_state.settings),
         explanation=explanation_of(app_state.logs, job),
         **values,

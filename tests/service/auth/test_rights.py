@@ -285,7 +285,7 @@ class World:
         return self._client.request(
             "GET" if method == "WEBSOCKET" else method,
             re.sub(r":\w+(?=})", "", path).format_map(values),
-            headers=headers | (HANDSHAKE if method == "WEBSOCKET" else {}),
+            headers=headers | (HANDSHAKE | {"origin": str(self._client.base_url)} if method == "WEBSOCKET" else {}),
             params=QUERIES[name](ids) if name in QUERIES else None,
             **({"data": FORMS[name](ids)} if name in FORMS else {"json": BODIES.get(name, lambda _ids: None)(ids)}),
         )

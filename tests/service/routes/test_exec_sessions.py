@@ -296,3 +296,69 @@ def test_a_session_ends_at_its_limits(open_session, monkeypatch, database, job, 
     assert code == 1008
     wait_until(lambda: len(events(database, job)) == 2)
     assert says in events(database, job)[1][1]
+
+
+@pytest.fixture
+def open_terminal(live_server, job):
+    """Open a terminal as a browser would that is signed in, from a page of `origin`."""
+
+    def opened(origin, key=live_server.api_key):
+        with live_server.client() as client:
+            client.post("/ui/login", data={"key": key}, headers={"Origin": live_server.url})
+            cookie = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
+        address = f"{live_server.url.replace('http', 'ws')}/ui/jobs/{job.id}/terminal"
+        headers = {"Cookie": cookie} if cookie else {}
+        return connect(address, origin=origin, additional_headers=headers, proxy=None, open_timeout=60)
+
+    return opened
+
+
+def test_a_page_of_the_service_opens_a_terminal_with_its_session(live_server, open_terminal, worker, job, stores):
+    with open_terminal(live_server.url) as connection:
+        command = {"command": ["bash"], "terminal": {"rows": 30, "columns": 90, "term": "xterm-256color"}}
+        connection.send(json.dumps(command))
+        assert "started" in json.loads(connection.recv(60))
+        connection.send(b"ls\r")
+        assert connection.recv(60) == b"\1ls\r"
+        connection.send(json.dumps({"resize": [40, 100]}))
+        assert last(connection)[0] == {"exit": 3}
+    assert worker.requests[0]["terminal"] == [30, 90, "xterm-256color"]
+    wait_until(lambda: len(events(stores.database, job)) == 2)
+    assert [kind for kind, _ in events(stores.database, job)] == [audit.OPENED, audit.CLOSED]
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [None, "null", "https://other.example", "http://127.0.0.1:1", "http://127.0.0.1.other.example", "file://"],
+)
+def test_a_page_of_another_site_opens_no_terminal(open_terminal, origin, stores, job):
+    with pytest.raises(InvalidStatus) as refused:
+        open_terminal(origin)
+    assert refused.value.response.status_code == 403
+    assert events(stores.database, job) == []
+
+
+def test_a_terminal_needs_a_session_and_the_owners_rights(live_server, open_terminal, stores, job):
+    with pytest.raises(InvalidStatus) as refused:
+        open_terminal(live_server.url, key="wrong")
+    assert refused.value.response.status_code == 401
+    with stores.database.write() as session:
+        _other, secret = api_keys.create(session, "other")
+    with pytest.raises(InvalidStatus) as refused:
+        open_terminal(live_server.url, key=secret)
+    assert refused.value.response.status_code == 403
+    assert events(stores.database, job) == []
+
+
+def test_a_job_that_cannot_be_entered_says_why_instead(live_server, client, job):
+    with live_server.client(headers={"Accept": "text/html"}) as browser:
+        browser.post("/ui/login", data={"key": live_server.api_key}, headers={"Origin": live_server.url})
+        running = browser.get(f"/ui/jobs/{job.id}").text
+        assert f'id="terminal" class="button" href="/ui/jobs/{job.id}/terminal"' in running
+        assert "data-terminal=" in browser.get(f"/ui/jobs/{job.id}/terminal").text
+        client.post(f"/jobs/{job.id}/stop")
+        assert 'id="terminal"' not in browser.get(f"/ui/jobs/{job.id}").text
+        page = browser.get(f"/ui/jobs/{job.id}/terminal").text
+        assert "is being stopped. Only a running job can be entered." in page
+        assert "data-terminal=" not in page
+        assert "xterm" not in page
