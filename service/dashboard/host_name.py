@@ -5,15 +5,14 @@ Browsers send cookies to every port of a host name, and so also to jobs' ports u
 
 from urllib.parse import quote
 
-from fastapi import Depends
+from fastapi import Depends, Request
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection
 
 from core.system.canonical_host import canonical_host
 from service.deps import AppStateDep
 
 
-async def require_dashboard_host(request: HTTPConnection, app_state: AppStateDep) -> None:
+async def require_dashboard_host(request: Request, app_state: AppStateDep) -> None:
     """Refuse a request that does not use the dashboard's own host name."""
     own_host, settings = app_state.settings.dashboard_host, app_state.settings
     if own_host is None:
@@ -30,7 +29,7 @@ async def require_dashboard_host(request: HTTPConnection, app_state: AppStateDep
             f"The dashboard is at {settings.public_url}/ui, not at {given[:100]!r}. If you did use that address, "
             "its proxy has to forward the Host header.",
         )
-    if request.scope.get("method") not in {"GET", "HEAD"}:
+    if request.method not in {"GET", "HEAD"}:
         raise HTTPException(421, f"The dashboard is at {settings.public_url}/ui, not at {given[:100]!r}.")
     port = f":{request.url.port}" if request.url.port else ""
     query = f"?{request.url.query}" if request.url.query else ""

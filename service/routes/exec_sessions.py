@@ -1,22 +1,26 @@
 """Exec sessions: commands, shells and port connections in running jobs, over WebSockets.
 
-Authentication is by a key in a header alone: a page of another site can send neither.
+Authentication is by a key in a header alone: a page of another site can send neither. Only the terminal in the
+dashboard also takes the browser's session, from the dashboard's own pages.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Annotated
+from urllib.parse import urlsplit
 
-from fastapi import WebSocket
+from fastapi import Depends, WebSocket
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocketDisconnect
 
 from core.db.models.jobs import Job
 from core.errors import ExecDisabled, GradientError, SpecInvalid
 from core.jobs.exec import audit
 from service.app_state import AppState
-from service.auth.authentication import Caller
+from service.auth.authentication import Caller, PageCaller
 from service.deps import AppStateDep
 from service.exec.bridge import Session
 from service.http.routing import api_router
@@ -40,6 +44,19 @@ async def run_in_job(websocket: WebSocket, app_state: AppStateDep, caller: Calle
         size = (terminal.rows, terminal.columns, terminal.term) if terminal else None
         request = {"command": wanted.command, "terminal": size}
         await Session(app_state, caller, job, action).run(websocket, request)
+
+
+async def require_own_page(connection: HTTPConnection, app_state: AppStateDep) -> None:
+    """Refuse a WebSocket that no page of this service opened: browsers send cookies with those of other sites, too."""
+    ours = {connection.headers.get("host", ""), urlsplit(app_state.settings.public_url).netloc} - {""}
+    if urlsplit(connection.headers.get("origin", "")).netloc not in ours:
+        raise HTTPException(403, "The terminal was not opened by a page of this service.")
+
+
+@router.websocket("/{job_id}/terminal", dependencies=[Depends(require_own_page)])
+async def open_terminal(websocket: WebSocket, app_state: AppStateDep, caller: PageCaller, job_id: str) -> None:
+    """Run a command in a job, for the dashboard's page of its terminal."""
+    await run_in_job(websocket, app_state, caller, job_id)
 
 
 @router.websocket("/{job_id}/forward")

@@ -306,7 +306,7 @@ def open_terminal(live_server, job):
         with live_server.client() as client:
             client.post("/ui/login", data={"key": key}, headers={"Origin": live_server.url})
             cookie = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
-        address = f"{live_server.url.replace('http', 'ws')}/ui/jobs/{job.id}/terminal"
+        address = f"{live_server.url.replace('http', 'ws')}/jobs/{job.id}/terminal"
         headers = {"Cookie": cookie} if cookie else {}
         return connect(address, origin=origin, additional_headers=headers, proxy=None, open_timeout=60)
 
