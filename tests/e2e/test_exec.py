@@ -52,12 +52,7 @@ def service(kind, request, tmp_path_factory):
         settings = cloud_settings(simulator, storage)
     elif kind == CONTAINER:
         server = request.getfixturevalue("docker_server")
-        settings = {
-            "GRADIENT_MACHINES__SIMULATE": "false",
-            "GRADIENT_DOCKER__URL": server.url,
-            "GRADIENT_DOCKER__PULL": "never",
-            "GRADIENT_DOCKER__FIREWALL": "off",
-        }
+        settings = server.service_settings
     else:
         settings = {"GRADIENT_PROCESS__SANDBOX": "off" if kind == PLAIN else "require"}
         if kind != PLAIN:

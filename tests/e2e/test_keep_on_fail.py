@@ -16,12 +16,7 @@ def kind(request):
 @pytest.fixture(scope="module")
 def service(kind, request, tmp_path_factory):
     if kind == CONTAINER:
-        settings = {
-            "GRADIENT_MACHINES__SIMULATE": "false",
-            "GRADIENT_DOCKER__URL": request.getfixturevalue("docker_server").url,
-            "GRADIENT_DOCKER__PULL": "never",
-            "GRADIENT_DOCKER__FIREWALL": "off",
-        }
+        settings = request.getfixturevalue("docker_server").service_settings
     else:
         settings = {"GRADIENT_PROCESS__SANDBOX": "require" if kind == SANDBOX else "off"}
     if kind == SANDBOX:

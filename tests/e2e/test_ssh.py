@@ -93,12 +93,7 @@ def service(kind, request, tmp_path_factory):
             request.getfixturevalue("bubblewrap")
             settings["GRADIENT_PROCESS__SANDBOX"] = "require"
         elif kind == CONTAINER:
-            settings |= {
-                "GRADIENT_MACHINES__SIMULATE": "false",
-                "GRADIENT_DOCKER__URL": request.getfixturevalue("docker_server").url,
-                "GRADIENT_DOCKER__PULL": "never",
-                "GRADIENT_DOCKER__FIREWALL": "off",
-            }
+            settings |= request.getfixturevalue("docker_server").service_settings
         elif kind == SLURM:
             cluster = stack.enter_context(running_cluster())
             file = folder / "machines.toml"

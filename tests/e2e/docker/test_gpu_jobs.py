@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from support.deployment import Deployment, wait_until
+from support.deployment import wait_until
 from support.nvidia_driver import MIB, FakeDriverEnvironment, install_toolkit, list_hooked_containers
 from support.servers.private_docker_engine import SHELL_IMAGE, running_engine
 
@@ -36,21 +36,14 @@ def driver(programs):
 
 
 @pytest.fixture(scope="module")
-def service(gpu_server, driver, programs, tmp_path_factory):
-    deployment = Deployment(
-        tmp_path_factory.mktemp("service") / "home",
-        PATH=f"{programs}:{os.environ['PATH']}",
+def service_settings(gpu_server, driver, programs):
+    return {
+        "PATH": f"{programs}:{os.environ['PATH']}",
         **driver.environment,
-        GRADIENT_MACHINES__SIMULATE="false",
-        GRADIENT_DOCKER__URL=gpu_server.url,
-        GRADIENT_DOCKER__DEFAULT_IMAGE=SHELL_IMAGE,
-        GRADIENT_DOCKER__PULL="never",
-        GRADIENT_DOCKER__FIREWALL="off",
-        GRADIENT_WORKER__SLOTS="4",
-    )
-    deployment.start_up()
-    yield deployment
-    deployment.stop()
+        **gpu_server.service_settings,
+        "GRADIENT_DOCKER__DEFAULT_IMAGE": SHELL_IMAGE,
+        "GRADIENT_WORKER__SLOTS": "4",
+    }
 
 
 def waits_for(service, job_id, words):

@@ -42,14 +42,7 @@ def state(folder: Path) -> dict[str, object]:
 
 @pytest.fixture
 def service(docker_server, tmp_path):
-    deployment = Deployment(
-        tmp_path / "home",
-        GRADIENT_MACHINES__SIMULATE="false",
-        GRADIENT_DOCKER__URL=docker_server.url,
-        GRADIENT_DOCKER__PULL="never",
-        GRADIENT_DOCKER__FIREWALL="off",
-        GRADIENT_WORKER__SWEEP_SECONDS="1",
-    )
+    deployment = Deployment(tmp_path / "home", **docker_server.service_settings, GRADIENT_WORKER__SWEEP_SECONDS="1")
     yield deployment
     deployment.stop()
 

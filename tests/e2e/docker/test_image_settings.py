@@ -4,7 +4,7 @@ import io
 import json
 
 import pytest
-from support.deployment import Deployment, wait_until
+from support.deployment import wait_until
 from support.servers.private_docker_engine import build_layer, list_busybox_commands, read_busybox
 
 SCRIPT = b'#!/bin/sh\necho banner\nexport TOOL=yes\nif [ $# = 0 ]; then exec sh; else exec "$@"; fi\n'
@@ -12,17 +12,8 @@ SERVER = b'#!/bin/sh\nexec server "$@"\n'
 
 
 @pytest.fixture(scope="module")
-def service(docker_server, tmp_path_factory):
-    deployment = Deployment(
-        tmp_path_factory.mktemp("service") / "home",
-        GRADIENT_MACHINES__SIMULATE="false",
-        GRADIENT_DOCKER__URL=docker_server.url,
-        GRADIENT_DOCKER__PULL="never",
-        GRADIENT_DOCKER__FIREWALL="off",
-    )
-    deployment.start_up()
-    yield deployment
-    deployment.stop()
+def service_settings(docker_server):
+    return docker_server.service_settings
 
 
 @pytest.fixture

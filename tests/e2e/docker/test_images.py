@@ -30,26 +30,21 @@ def image(docker_server, registry):
     return registry.add_image("team/shell:1", [content, build_layer({"data": os.urandom(300_000)})])
 
 
+def make_settings(docker_server):
+    builds = {"GRADIENT_DOCKER__PULL": "missing", "GRADIENT_IMAGES__BUILDS": "true", "GRADIENT_DOCKER__NETWORK": "none"}
+    return docker_server.service_settings | builds
+
+
 @pytest.fixture(scope="module")
-def service(docker_server, registry, tmp_path_factory):
-    home = tmp_path_factory.mktemp("service") / "home"
-    names = home.parent / "images.toml"
+def service_settings(docker_server, registry, tmp_path_factory):
+    names = tmp_path_factory.mktemp("names") / "images.toml"
     names.write_text(f'[shell]\nimage = "{registry.host}/team/shell:1"\nsummary = "a shell"\n')
-    deployment = Deployment(
-        home,
-        GRADIENT_MACHINES__SIMULATE="false",
-        GRADIENT_DOCKER__URL=docker_server.url,
-        GRADIENT_DOCKER__FIREWALL="off",
-        GRADIENT_DOCKER__NETWORK="none",
-        GRADIENT_IMAGES__FILE=str(names),
-        GRADIENT_IMAGES__BUILDS="true",
-        **{"worker.backends.docker.images.cache.UNUSED_TTL_SECONDS": 0},
-        GRADIENT_IMAGES__MAX_DISK_PERCENT="100",  # else a nearly full disk has them removed before their use
-        GRADIENT_WORKER__SWEEP_SECONDS="1",
-    )
-    deployment.start_up()
-    yield deployment
-    deployment.stop()
+    return make_settings(docker_server) | {
+        "GRADIENT_IMAGES__FILE": str(names),
+        "worker.backends.docker.images.cache.UNUSED_TTL_SECONDS": 0,
+        "GRADIENT_IMAGES__MAX_DISK_PERCENT": "100",  # else a nearly full disk has them removed before their use
+        "GRADIENT_WORKER__SWEEP_SECONDS": "1",
+    }
 
 
 @pytest.fixture
@@ -171,14 +166,7 @@ def test_a_push_signs_in_with_what_is_stored_for_the_registry(service, build, re
 @pytest.mark.faults
 def test_a_build_goes_on_under_another_worker(docker_server, tmp_path):
     """The worker dies while it builds: the next one builds anew, and the job runs once."""
-    deployment = Deployment(
-        tmp_path / "home",
-        GRADIENT_MACHINES__SIMULATE="false",
-        GRADIENT_DOCKER__URL=docker_server.url,
-        GRADIENT_DOCKER__FIREWALL="off",
-        GRADIENT_IMAGES__BUILDS="true",
-        GRADIENT_DOCKER__NETWORK="none",
-    )
+    deployment = Deployment(tmp_path / "home", **make_settings(docker_server))
     try:
         deployment.start_api()
         worker = deployment.start_worker()

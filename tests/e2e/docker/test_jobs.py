@@ -16,14 +16,7 @@ exit 3
 
 def deployed(server, home):
     """A service whose machine types are real, not started yet."""
-    return Deployment(
-        home,
-        GRADIENT_MACHINES__SIMULATE="false",
-        GRADIENT_DOCKER__URL=server.url,
-        GRADIENT_DOCKER__PULL="never",
-        GRADIENT_DOCKER__FIREWALL="off",
-        GRADIENT_WORKER__SWEEP_SECONDS="1",
-    )
+    return Deployment(home, **server.service_settings, GRADIENT_WORKER__SWEEP_SECONDS="1")
 
 
 @pytest.fixture(scope="module")

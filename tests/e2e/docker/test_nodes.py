@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from support.deployment import Deployment
 from support.servers.private_docker_engine import SHELL_IMAGE
 
 # Each listens at its own port, and says its rank to the next one.
@@ -19,18 +18,8 @@ HAS_ENDED = 'until [ -e "$GRADIENT_STORAGE_DIR/rank-0-ends" ]; do sleep 0.05; do
 
 
 @pytest.fixture(scope="module")
-def service(docker_server, tmp_path_factory):
-    deployment = Deployment(
-        tmp_path_factory.mktemp("service") / "home",
-        GRADIENT_MACHINES__SIMULATE="false",
-        GRADIENT_DOCKER__URL=docker_server.url,
-        GRADIENT_DOCKER__PULL="never",
-        GRADIENT_DOCKER__FIREWALL="off",
-        GRADIENT_WORKER__SLOTS="3",
-    )
-    deployment.start_up()
-    yield deployment
-    deployment.stop()
+def service_settings(docker_server):
+    return docker_server.service_settings | {"GRADIENT_WORKER__SLOTS": "3"}
 
 
 def run(service, command, nodes, **spec):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from sqlalchemy import func, select
-from support.deployment import Deployment, wait_until
+from support.deployment import wait_until
 from support.live_folder import find_files_with
 from support.servers import private_registry
 from support.servers.private_docker_engine import SHELL_IMAGE
@@ -55,17 +55,11 @@ def registry(docker_server, password, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def service(docker_server, tmp_path_factory):
-    deployment = Deployment(
-        tmp_path_factory.mktemp("service") / "home",
-        GRADIENT_MACHINES__SIMULATE="false",
-        GRADIENT_DOCKER__URL=docker_server.url,
-        GRADIENT_DOCKER__FIREWALL="off",
-        GRADIENT_WORKER__SWEEP_SECONDS="1",
-    )
-    deployment.start_up()
-    yield deployment
-    deployment.stop()
+def service_settings(docker_server):
+    return docker_server.service_settings | {
+        "GRADIENT_DOCKER__PULL": "missing",
+        "GRADIENT_WORKER__SWEEP_SECONDS": "1",
+    }
 
 
 @pytest.fixture(autouse=True)

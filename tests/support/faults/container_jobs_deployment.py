@@ -40,11 +40,8 @@ class ContainerDeployment(ObservedDeployment):
     """
 
     def __init__(self, home: Path, server: PrivateDockerEngine, *, url: str | None = None, **settings: str) -> None:
-        fixed = {
-            "GRADIENT_MACHINES__SIMULATE": "false",
+        fixed = server.service_settings | {
             "GRADIENT_DOCKER__URL": url or server.url,
-            "GRADIENT_DOCKER__PULL": "never",
-            "GRADIENT_DOCKER__FIREWALL": "off",
             "GRADIENT_DOCKER__NETWORK": JOBS_NETWORK,
         }
         super().__init__(home, **{**fixed, **settings})

@@ -149,6 +149,16 @@ class PrivateDockerEngine:
             **{"url": self.url, "default_image": SHELL_IMAGE, "pull": "never", "firewall": "off"} | options
         )
 
+    @property
+    def service_settings(self) -> dict[str, str]:
+        """Settings of a service whose machine types are real, and whose jobs are containers of this engine."""
+        return {
+            "GRADIENT_MACHINES__SIMULATE": "false",
+            "GRADIENT_DOCKER__URL": self.url,
+            "GRADIENT_DOCKER__PULL": "never",
+            "GRADIENT_DOCKER__FIREWALL": "off",
+        }
+
     def load_images(self) -> None:
         shell = build_layer({"bin/busybox": read_busybox(), "tmp/": None}, links=list_busybox_commands())
         bare = build_layer({"busybox": read_busybox()})

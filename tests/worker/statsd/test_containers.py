@@ -36,10 +36,7 @@ def service(docker_server, tmp_path):
     """The worker is where the engine's network is, as it would be on any host."""
     deployment = Deployment(
         tmp_path / "home",
-        GRADIENT_MACHINES__SIMULATE="false",
-        GRADIENT_DOCKER__URL=docker_server.url,
-        GRADIENT_DOCKER__PULL="never",
-        GRADIENT_DOCKER__FIREWALL="require",
+        **docker_server.service_settings | {"GRADIENT_DOCKER__FIREWALL": "require"},
         GRADIENT_STATSD__PORT=str(PORT),
     )
     deployment.start_api()
