@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
@@ -61,7 +62,8 @@ router = Router(dependencies=[Depends(require_key_or_session)])
 
 MOST_RUNS = 200
 NARROW_JOBS = 20  # a page of a phone, which says so by a cookie
-_RUNS_AT_ONCE = 25  # in one answer to the database, a piece of the response
+_FIRST_RUNS = 10  # in the first answer of the database, a piece of the response; in each other, twice as many
+_POINTS_OF_RUNS = 60_000
 MOST_VALUES = 2_000_000  # read for one response: seconds of work
 _METRICS = 5  # columns, unless others are chosen
 _FEW_PARAMETERS = 3  # columns of a list without charts
@@ -111,7 +113,8 @@ def show_jobs(
         asked=shown,
         **_about(session, app_state, caller, terms, views, sweep),
         **_counts(session, wanted, sweep if len(terms) == 1 else None, problem),
-        **_table(session, replace(state, cols=cols), views, sweep),
+        **(table := _table(session, replace(state, cols=cols), views, sweep)),
+        curves=_curves_url(request, state, views, table["best_members"]),
         **suggest(session, app_state, caller, state, [] if problem or page.jobs else terms),
         states=state_links(state, terms),
         causes={} if state.charts else {view.id: explanation_of(app_state.logs, view).evidence for view in views},
@@ -139,6 +142,18 @@ def _about(
         "array": array_name(views[0].name, views[0].array_index) if views and _value_of(terms, "array") else "",
         "changeable": changeable(session, app_state, caller.id, owned),
     }
+
+
+def _curves_url(
+    request: Request, state: ListState, views: Sequence[JobView], best_members: Mapping[str, str]
+) -> str | None:
+    """Return the address that the page asks for the curves first, so that they are loaded beside its scripts."""
+    if not state.charts or not request.query_params.keys().isdisjoint({"x", "from", "part"}):
+        return None
+    drawn = [
+        best_members.get(view.id, view.id) for view in views if view.array_members is None or view.id not in state.open
+    ]
+    return f"/ui/runs/series?{urlencode({'ids': ','.join(drawn), 'axis': 'step'})}"
 
 
 def _state(request: Request, shown: JobListQuery) -> ListState:
@@ -285,13 +300,14 @@ def _best(metric: str, goal: str, last: Mapping[str, Mapping[str, float]]) -> se
 class SeriesQuery(BaseModel):
     ids: str = Field(max_length=16 * MOST_RUNS)
     axis: Axis = "step"
-    points: int = Field(300, ge=3, le=1000)
+    points: int | None = Field(None, ge=3, le=1000, description="of a curve; null: fewer, the more curves there are")
     start: float | None = Field(None, alias="from", allow_inf_nan=False)
     stop: float | None = Field(None, alias="to", allow_inf_nan=False)
 
     def curves(self, runs: int) -> CurvesQuery:
         within = None if self.start is None or self.stop is None else (self.start, self.stop)
-        return CurvesQuery(self.axis, self.points, MOST_VALUES // runs, within)
+        points = self.points or max(300, min(1000, _POINTS_OF_RUNS // runs))
+        return CurvesQuery(self.axis, points, MOST_VALUES // runs, within)
 
 
 @router.get("/ui/runs/series", dependencies=[SearchSlot])
@@ -301,8 +317,10 @@ async def read_series(app_state: AppStateDep, query: Annotated[SeriesQuery, Quer
     read = partial(_read_lines, app_state, query.curves(len(ids)))
 
     async def lines() -> AsyncIterator[bytes]:
-        for first in range(0, len(ids), _RUNS_AT_ONCE):
-            yield await app_state.lanes.reading.run(read, ids[first : first + _RUNS_AT_ONCE])
+        first, count = 0, _FIRST_RUNS
+        while first < len(ids):
+            yield await app_state.lanes.reading.run(read, ids[first : first + count])
+            first, count = first + count, count * 2
 
     return StreamingResponse(lines(), media_type="application/x-ndjson", headers=PRIVATE)
 

@@ -16,7 +16,9 @@ export function selectRows(form) {
     const every = form.querySelector("[data-every]");
     for (const box of all) {
       box.checked = selected.has(box.value);
-      box.closest("tr").classList.toggle("current", box.value === current);
+      const { classList } = box.closest("tr");
+      classList.toggle("picked", box.checked);
+      classList.toggle("current", box.value === current);
     }
     const count = all.filter((box) => box.checked).length;
     if (bulk) {

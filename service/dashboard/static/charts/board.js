@@ -10,8 +10,6 @@ const EVERY_MS = 4000;
 const COST_SHARE = 10;
 const FEW_RUNS = 6; // of which single values have columns
 const MORE = 4; // curves are drawn again once there are so many times as many
-const MOST_POINTS = 1000; // of a curve; of many together, fewer
-const POINTS_OF_RUNS = 60_000;
 const SAMPLED = "Long runs are shown at even intervals. Zoom in for more values.";
 
 export function showMetrics(section) {
@@ -145,7 +143,7 @@ class Board {
   // The curves of all runs in one answer, a line a run, drawn as they come.
   async #fetchRuns() {
     if (!this.listed.size) return new Response();
-    const wanted = { ids: [...this.listed].join(","), axis: this.x, points: Math.max(300, Math.min(MOST_POINTS, Math.round(POINTS_OF_RUNS / this.listed.size))) };
+    const wanted = { ids: [...this.listed].join(","), axis: this.x };
     if (this.range) Object.assign(wanted, { from: this.range.from, to: this.range.to });
     const asked = (this.asked = new URLSearchParams(wanted).toString());
     const answer = await fetch(`${this.section.dataset.metrics}?${asked}`);
@@ -163,13 +161,14 @@ class Board {
       if (asked !== this.asked) return answer;
       if (found.series.length > MORE * this.#answer.series.length) this.#showRuns(found);
     }
+    if (!found.series.length) found.leftOut = "These jobs have no metrics.";
     this.#showRuns(found);
+    this.table.update(found.series);
     return answer;
   }
 
   #showRuns(found) {
     this.#answer = { ...found, series: [...found.series] };
-    this.table.update(found.series);
     this.#draw();
   }
 
@@ -232,7 +231,7 @@ class Board {
     this.form.hidden = series.every((one) => pointsOf(one) < 2) && this.range === null;
     const empty = document.querySelector("[data-no-metrics]");
     if (empty && series.length) empty.remove();
-    this.section.hidden = series.length === 0 && !leftOut && this.range === null;
+    this.section.hidden = !this.runs && series.length === 0 && !leftOut && this.range === null;
   }
 
   // A metric with one value is no curve.

@@ -21,6 +21,7 @@ export class Chart {
   #seen = false;
   #stale = true;
   #keyed = false;
+  #frame = null;
   #extent = null; // first and last x of everything, once it was shown
 
   constructor({ title, source }, onZoom, onLight, onPin) {
@@ -177,7 +178,7 @@ export class Chart {
         points: { size: 6, show: !this.whole },
         ...(this.whole ? {} : { dataIdx: (plot, series, at) => (series === 0 ? at : Math.max(0, lastKnown(plot.data[series], at))) }),
       },
-      hooks: { setCursor: [() => this.#read()], setSelect: [() => this.#select()], draw: [() => this.#drawLit(), () => this.#drawLabels()] },
+      hooks: { setCursor: [() => this.#point()], setSelect: [() => this.#select()], draw: [() => this.#drawLit(), () => this.#drawLabels()] },
     };
   }
 
@@ -191,6 +192,20 @@ export class Chart {
     return this.plot !== null && this.plot.cursor.idx !== null && this.plot.cursor.left >= 0;
   }
 
+  // Lights the run nearest to the mouse, and reads the values once for a frame of the screen.
+  #point() {
+    if (this.ofRuns && this.#shown() && this.plot.over.matches(":hover")) this.onLight(this.#nearest());
+    this.#readSoon();
+  }
+
+  #readSoon() {
+    this.#frame ??= requestAnimationFrame(() => {
+      this.#frame = null;
+      if (this.plot) this.#drawLit();
+      this.#read();
+    });
+  }
+
   #read() {
     if (!this.plot) return;
     const { idx } = this.plot.cursor;
@@ -198,10 +213,6 @@ export class Chart {
       this.tip.remove();
       this.#showLast();
       return;
-    }
-    if (this.ofRuns && this.plot.over.matches(":hover")) {
-      const run = this.#nearest();
-      if (run !== this.lit) return this.onLight(run);
     }
     const at = xText(this.axis, this.plot.data[0][idx]);
     if (this.ofRuns) return this.#readRuns(at, idx);
@@ -250,8 +261,7 @@ export class Chart {
   light(run) {
     if (this.lit === run) return;
     this.lit = run;
-    this.#drawLit();
-    this.#read();
+    this.#readSoon();
   }
 
   #drawLit() {
@@ -456,6 +466,7 @@ export function runColour(run) {
 
 // A canvas knows no variables, and no colours that depend on the theme: the browser computes them.
 function colour(element, value) {
+  if (!value.startsWith("var(")) return value;
   if (!computed.has(value)) {
     element.style.color = value;
     computed.set(value, getComputedStyle(element).color);
@@ -465,7 +476,7 @@ function colour(element, value) {
 }
 
 function faded(rgb) {
-  return rgb.replace("rgb(", "rgba(").replace(")", ", 0.15)");
+  return rgb.replace(")", rgb.includes(",") ? ", 0.15)" : " / 0.15)");
 }
 
 function button(text, label, action) {

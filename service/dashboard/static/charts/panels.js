@@ -41,11 +41,11 @@ function columnsOf(heads, rows) {
   const fields = [{ name: ORDER, whole: true, values: order.map((at) => ranks.indexOf(at) + 1) }];
   heads.forEach((head, column) => {
     const { metric, param, goal } = head.dataset;
-    if (metric === undefined && param === undefined && !["Duration", "Cost"].includes(head.innerText.trim())) return;
-    const texts = rows.map((row) => row.cells[column].dataset.value ?? row.cells[column].innerText);
+    if (metric === undefined && param === undefined && !["Duration", "Cost"].includes(head.textContent.trim())) return;
+    const texts = rows.map((row) => row.cells[column].dataset.value ?? row.cells[column].textContent);
     const numeric = texts.every((text) => text === "" || Number.isFinite(Number(text)));
     const values = texts.map((text) => (text === "" ? null : numeric ? Number(text) : text));
-    if (new Set(values).size > 1) fields.push({ name: metric ?? head.innerText.trim(), metric: metric !== undefined, param: param !== undefined, goal, numeric, values });
+    if (new Set(values).size > 1) fields.push({ name: metric ?? head.textContent.trim(), metric: metric !== undefined, param: param !== undefined, goal, numeric, values });
   });
   return fields.map((field) => ({ ...field, numeric: field.numeric ?? true }));
 }

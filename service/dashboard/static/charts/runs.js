@@ -12,10 +12,11 @@ const READ = { min: (one) => one.min, max: (one) => one.max };
 export function joinTable(board) {
   const table = () => document.querySelector("[data-runs-table]");
   const heads = () => [...(table()?.tHead.rows[0].cells ?? [])];
-  const rows = () => [...(table()?.tBodies[0].rows ?? [])];
+  const rows = () => [...(table()?.querySelectorAll("tbody tr[data-run]") ?? [])];
   const runOf = (row) => board.runs.get(row.dataset.run).run;
   const choice = board.form.elements.group;
   const joined = { groups: null, light, update, dress, learn };
+  const bar = make("div", "lit-row");
   let latest = [];
 
   // Numbers the runs, which gives them their colours; true if there are new ones.
@@ -52,7 +53,8 @@ export function joinTable(board) {
       eye.setAttribute("aria-pressed", String(!board.hidden.has(row.dataset.run)));
       eye.firstElementChild.style.background = runColour(curveOf(runOf(row)));
     }
-    showPanels(heads(), rows().filter((row) => !board.hidden.has(row.dataset.run)), (row) => curveOf(runOf(row)), board);
+    // They wait until the curves are there.
+    if (latest.length) showPanels(heads(), rows().filter((row) => !board.hidden.has(row.dataset.run)), (row) => curveOf(runOf(row)), board);
   }
 
   // The last, lowest or highest value of each metric, the best of a column marked.
@@ -87,6 +89,11 @@ export function joinTable(board) {
       for (const shape of drawing.querySelectorAll(`.lit, [data-curve="${curve}"]`)) shape.classList.toggle("lit", Number(shape.dataset.curve) === curve);
     }
     for (const row of rows()) row.classList.toggle("lit", curve !== null && curveOf(runOf(row)) === curve);
+    // To paint a table of hundreds of rows again takes too long: a bar lies above the row.
+    const row = joined.groups ? null : document.querySelector("[data-runs-table] .lit");
+    bar.hidden = !row;
+    if (row) bar.style.transform = `translateY(${row.offsetTop}px)`;
+    if (row && bar.parentElement !== table().parentElement) table().after(bar);
     for (const row of document.querySelectorAll("[data-group]")) row.classList.toggle("lit", Number(row.dataset.group) === curve);
   }
 
