@@ -152,7 +152,7 @@ def show_comparisons(
     rows = comparisons.page(session, limit=_PAGE_COMPARISONS + 1, after=after)
     shown = [comparison_view(session, app_state, comparison) for comparison in rows[:_PAGE_COMPARISONS]]
     following = shown[-1].id if len(rows) > len(shown) else None
-    return render_page("comparisons/list.html", caller=caller, comparisons=shown, next=following, after=after)
+    return render_page("lists/sets.html", caller=caller, section="comparisons", sets=shown, next=following, after=after)
 
 
 @router.get("/ui/comparisons/{comparison_id}", dependencies=[SearchSlot])

@@ -24,7 +24,6 @@ from service.presenters.outputs.explanations import explanation_of
 from service.presenters.schedules import schedule_view, schedule_views
 from service.presenters.sweeps import sweep_views
 from service.schemas.schedules import SchedulesPage
-from service.schemas.sweeps import SweepsPage
 from service.submission import schedules as submission
 
 router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])
@@ -82,8 +81,8 @@ def change_schedule(
 @router.get("/ui/sweeps", dependencies=[SearchSlot])
 def show_sweeps(session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None) -> Response:
     shown, following = templates.page(session, Sweep, limit=_PAGE, after=after)
-    page = SweepsPage(sweeps=sweep_views(session, app_state, shown), next=following)
-    return render_page("sweeps/list.html", caller=caller, found=page, after=after)
+    views = sweep_views(session, app_state, shown)
+    return render_page("lists/sets.html", caller=caller, section="sweeps", sets=views, next=following, after=after)
 
 
 @router.get("/ui/sweeps/{sweep_id}")

@@ -94,7 +94,7 @@ def test_the_page_says_which_machine_and_how_its_jobs_spread(signed_in_browser, 
     )
     assert shown.count("simulated") == 1
     listed = " ".join(re.sub("<[^>]*>", " ", signed_in_browser.get("/ui/comparisons").text).split())
-    assert f"CPU, V100 CPU simulated ${cost} 4.0 s accuracy to 0.9 6 of 6 ended" in listed
+    assert f"CPU, V100 CPU simulated by accuracy to 0.9 4.0 s ${cost} 6 of 6 ended" in listed
 
 
 def dollars(row, seconds):
