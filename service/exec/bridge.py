@@ -212,13 +212,19 @@ class Session:
 
     async def connect(self, websocket: Any, request: dict[str, Any], *, ends_when_idle: bool = True) -> None:  # noqa: ANN401 - as for `Bridge`
         """Connect client and worker until one of them ends."""
+        async with self.started(request) as worker:
+            await websocket.send_text(json.dumps({"started": self._record.id}))
+            self._result = await Bridge(websocket, worker, self._check, ends_when_idle=ends_when_idle).run()
+
+    @asynccontextmanager
+    async def started(self, request: dict[str, Any]) -> AsyncIterator[WorkerChannel]:
+        """Start what is requested at the worker. Raises `GradientError`: the worker refuses it."""
         job, record = self._job, self._record
         async with connect_worker(self._app_state.settings, job.worker or "") as worker:
             await worker.start(
                 {"session": record.id, "key": record.key_id, "job": job.id, "lease": job.lease, **request}
             )
-            await websocket.send_text(json.dumps({"started": record.id}))
-            self._result = await Bridge(websocket, worker, self._check, ends_when_idle=ends_when_idle).run()
+            yield worker
 
     def _check_rights(self) -> None:
         authorization(self._app_state, self._caller, [self._job.id])()

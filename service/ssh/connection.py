@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import asyncssh
-from asyncssh.stream import SSHServerStreamSession
+from asyncssh.stream import SSHServerStreamSession, SSHTCPStreamSession
 from sqlalchemy import select
 from starlette.exceptions import HTTPException
 
@@ -27,7 +27,7 @@ from core.system.filesystem import write_atomically
 from service.app_state import AppState
 from service.auth.authentication import Principal, viewer_of
 from service.auth.ownership import require_owner
-from service.exec.bridge import PING_SECONDS, Session
+from service.exec.bridge import PING_SECONDS, Bridge, Session
 
 asyncssh.set_log_level(logging.WARNING)  # it would log every command
 logger = logging.getLogger(__name__)
@@ -111,6 +111,7 @@ class _Server(asyncssh.SSHServer):
         self._app_state = app_state
         self._recorded: set[int] = set()
         self._ports = AsyncExitStack()  # the records of what goes to ports
+        self._held: set[AsyncExitStack] = set()  # the connections to ports
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._connection = conn
@@ -159,6 +160,8 @@ class _Server(asyncssh.SSHServer):
                         await self._enter()
                 except GradientError as error:
                     self._connection.disconnect(asyncssh.DISC_BY_APPLICATION, error.message)
+            for held in [*self._held]:
+                await self._release(held)
 
     def session_requested(self) -> Any:  # noqa: ANN401 - a channel and its session
         return self._connection.create_server_channel(encoding=None), _Command(self._run)
@@ -182,18 +185,36 @@ class _Server(asyncssh.SSHServer):
         if dest_host not in {"localhost", "127.0.0.1", "::1"}:
             text = "Only ports of the job itself are reached, as localhost."
             raise asyncssh.ChannelOpenError(asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED, text)
-        return partial(self._forward, dest_port)
+        return self._connect(dest_port)
 
-    async def _forward(self, port: int, *streams: Any) -> None:  # noqa: ANN401 - of the connection
-        with suppress(GradientError):
+    async def _connect(self, port: int) -> asyncssh.SSHTCPSession[bytes]:
+        """Connect to a port of the job, before the client is told that its connection is open."""
+        held = AsyncExitStack()
+        self._held.add(held)
+        try:
             caller, job = await self._enter()
             session = Session(self._app_state, caller, job, f"connections to port {port}", self._enter)
             if port not in self._recorded:
                 self._recorded.add(port)
                 await self._ports.enter_async_context(session.recorded())
-            async with self._app_state.limits.exec_connections.slot(caller.id):
-                await session.connect(_Peer(*streams), {"port": port, "direct": True}, ends_when_idle=False)
-        streams[1].close()
+            await held.enter_async_context(self._app_state.limits.exec_connections.slot(caller.id))
+            worker = await held.enter_async_context(session.started({"port": port, "direct": True}))
+        except GradientError as error:
+            await self._release(held)
+            raise asyncssh.ChannelOpenError(asyncssh.OPEN_CONNECT_FAILED, error.message) from error
+
+        async def carry(*streams: Any) -> None:  # noqa: ANN401 - of the connection
+            try:
+                await Bridge(_Peer(*streams), worker, self._enter, ends_when_idle=False).run()
+            finally:
+                await self._release(held)
+            streams[1].close()
+
+        return SSHTCPStreamSession(carry)
+
+    async def _release(self, held: AsyncExitStack) -> None:
+        self._held.discard(held)
+        await held.aclose()
 
 
 class _Command(SSHServerStreamSession[bytes]):

@@ -217,6 +217,8 @@ def test_a_port_of_the_job_is_forwarded_and_no_other_one(person, kind, job_id):
             server.kill()
             server.wait()
             wait_until(lambda: not is_echoed(connected(local)), "the server to end")
+            refusal = client.stderr.readline()
+            assert b"open failed: connect failed: Nothing in the job listens on port " in refusal
 
 
 def test_an_editor_starts_its_server_by_a_script_and_reaches_it(person, service, kind):
