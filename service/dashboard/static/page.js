@@ -7,6 +7,7 @@ import { checkWhileTyping } from "./job_form.js";
 import { keepFresh, onChange, stayOnPage, tellOfEnd } from "./live.js";
 import { showLog } from "./log/viewer.js";
 import { listenForKeys } from "./palette.js";
+import { openBeside } from "./peek.js";
 import { sortTables } from "./sort.js";
 import { isCommand, selectRows } from "./table.js";
 import { tellTimes } from "./times.js";
@@ -43,6 +44,8 @@ document.querySelector(".files-beside [aria-current]")?.scrollIntoView({ block: 
 
 const table = document.querySelector("[data-table]");
 if (table) selectRows(table);
+
+if (document.getElementById("peek")) openBeside(enliven);
 
 if (document.querySelector("[data-sorts]")) sortTables();
 

@@ -10,6 +10,7 @@ const KEYS = [
   ["n", "new job"],
   ["j  k", "next and previous job of a list"],
   ["x", "select the job"],
+  ["Enter", "open whole the job that j and k show beside the list; Esc closes it"],
   ["o", "open the job"],
   ["1 … 9", "page of a job"],
   ["c", "clone the job"],

@@ -81,6 +81,7 @@ export function selectRows(form) {
       current = next.value;
       show();
       next.closest("tr").scrollIntoView({ block: "nearest" });
+      document.dispatchEvent(new CustomEvent("run", { detail: next.closest("tr") }));
     }
   });
 

@@ -252,3 +252,24 @@ def test_the_theme_is_remembered(service, browser, theme):
     assert browser.evaluate("document.documentElement.dataset.theme") == theme
     bright = "parseInt(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]) > 128"
     assert browser.evaluate(bright) is (theme == "light")
+
+
+def test_a_job_opens_beside_the_list_and_whole(service, jobs, chromium):
+    browser = Browser(chromium, size=SIZES["wide"])
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
+    browser.open(service.cli_json["url"] + "/ui/jobs?q=project:vision")
+    browser.wait_for("document.querySelectorAll('[data-run]').length === 2")
+    for key, name in (("j", "poor"), ("j", "good"), ("k", "poor")):
+        press(browser, key)
+        browser.wait_for(f"document.querySelector('#peek h2')?.innerText === '{name}'")
+        assert browser.evaluate("document.querySelector('tr.beside').dataset.run") == jobs[name]
+    assert "accuracy" in browser.text("#peek")
+    assert browser.evaluate("document.querySelectorAll('#peek :is([id], [data-part])').length") == 0
+    press(browser, "Escape")
+    assert browser.evaluate("document.getElementById('peek').hidden")
+    browser.click("tr[data-run] td.state")
+    browser.wait_for("!document.getElementById('peek').hidden")
+    press(browser, "Enter")
+    browser.wait_for(f"location.pathname === '/ui/jobs/{jobs['poor']}'")
+    assert browser.messages == []
+    browser.close()
