@@ -231,7 +231,9 @@ def _table(session: Session, state: ListState, views: Sequence[JobView], sweep: 
     with_metric = Counter(name for values in last.values() for name in values)
     metric = (sweep.metric if sweep else None) or main_metric(with_metric)
     varied = {
-        name for name in with_metric if len(views) == 1 or len({row.get(name) for row in last.values()} - {None}) > 1
+        name
+        for name in with_metric
+        if name == metric or len(views) == 1 or len({row.get(name) for row in last.values()} - {None}) > 1
     }
     names = sorted(
         varied, key=lambda name: (name != metric, _NO_RESULT.match(name) is not None, -with_metric[name], name)

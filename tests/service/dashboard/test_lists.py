@@ -96,6 +96,41 @@ def test_a_list_has_chips_states_and_sorted_columns(signed_in_browser, submit):
     assert '<td data-label="nosuch" class="number" data-value="">\N{EN DASH}</td>' in columns
 
 
+def test_an_array_is_a_row_with_its_best_value_and_opens_in_place(signed_in_browser, client, submit, worker, database):
+    worker.register()
+    array = client.post("/jobs", json=make_job_body(name="four", array="0,1,2,3")).json()["arrayId"]
+    losses = [0.4, 0.1, 0.3]
+    for loss in losses:
+        job = worker.start()
+        row = {"job_id": job.id, "attempt": 1, "source": "job", "at": job.created_at, "offset": 0, "step": 0}
+        with database.write() as session:
+            metrics.add(session, [row | {"values": {"val_loss": loss}}])
+        worker.end(job, exit_code=0)
+    submit(name="alone")
+    folded = signed_in_browser.get("/ui/jobs")
+    assert names(folded) == ["alone", "four"]
+    assert "2 rows" in folded.text
+    assert re.search(r"3/4</span>", folded.text)
+    assert re.search(r'data-label="val_loss"[^>]*>0.1<', folded.text)
+    best = client.get("/jobs", params={"q": "val_loss=0.1"}).json()["jobs"][0]["id"]
+    assert f'data-run="{best}"' in signed_in_browser.get("/ui/jobs?charts=1").text, "the curve of the best member"
+    opened = signed_in_browser.get(html.unescape(re.search(r'href="([^"]*open=[^"]*)"', folded.text)[1]))
+    assert names(opened) == ["alone", "four", "four[3]", "four[2]", "four[1]", "four[0]"]
+    assert f'name="ids" value="{array}"' in opened.text
+    ordered = signed_in_browser.get("/ui/jobs?sort=metric.val_loss")
+    assert names(ordered)[:3] == ["four[1]", "four[2]", "four[0]"], "an order by what members differ in shows them"
+
+
+def test_a_page_of_a_phone_has_twenty_rows(signed_in_browser, submit):
+    for number in range(21):
+        submit(name=f"job-{number}")
+    assert len(names(signed_in_browser.get("/ui/jobs"))) == 21
+    signed_in_browser.cookies.set("narrow", "1")
+    page = signed_in_browser.get("/ui/jobs")
+    assert len(names(page)) == 20
+    assert "1\N{EN DASH}20 of 21 jobs" in page.text
+
+
 def test_a_search_that_finds_nothing_says_what_would(signed_in_browser, submit, client):
     client.post(f"/jobs/{submit(name='resnet-1')}/stop")
     for query, meant in (("cancelled", "state:cancelled (1)"), ("name:resnet*", "name:resnet (1)")):
