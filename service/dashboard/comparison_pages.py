@@ -119,7 +119,7 @@ def _marks(
     with_labels: bool = False,
 ) -> list[Series]:
     """Return the machine types that were judged for a front, which a field of their rows names, and its steps."""
-    marks, fronts = [], dict[str, list[Series]]()
+    marks, fronts = [], dict[bool, list[Series]]()
     for row in rows:
         x, y = figures(row)
         judged = getattr(row, front)
@@ -129,16 +129,19 @@ def _marks(
             mark = Series(row.title, [(x, y)], text(x, y), colours[row.machine_type], "marks", judged, shown)
             marks.append(mark)
             if judged:
-                name = "Pareto front of simulated machines" if row.simulated else "Pareto front"
-                fronts.setdefault(name, []).append(mark)
-    return marks + [_steps(name, members) for name, members in fronts.items()]
+                fronts.setdefault(row.simulated, []).append(mark)
+    others = "" if all(row.simulated for row in rows) else " of simulated machines"
+    return marks + [
+        _steps(f"Pareto front{others if simulated else ''}", members, filled=not simulated)
+        for simulated, members in fronts.items()
+    ]
 
 
-def _steps(name: str, members: list[Series]) -> Series:
+def _steps(name: str, members: list[Series], *, filled: bool) -> Series:
     """Return a front: the best that is reached up to each place of the horizontal axis."""
     ordered = sorted(members, key=lambda mark: mark.points[0])
     text = ", ".join(f"{mark.name} ({mark.text})" for mark in ordered)
-    return Series(name, [mark.points[0] for mark in ordered], text, kind="steps", filled="simulated" not in name)
+    return Series(name, [mark.points[0] for mark in ordered], text, kind="steps", filled=filled)
 
 
 def _median(spread: SpreadView | None) -> float | None:
@@ -160,6 +163,7 @@ def show_comparison(session: ReadSession, app_state: AppStateDep, caller: PageCa
     """Show a comparison: its table, the differences between its jobs, and their learning curves."""
     comparison = comparisons.get(session, comparison_id)
     view = comparison_view(session, app_state, comparison)
+    ended = next((job.job_id for row in view.rows for job in row.members if job.state == "Stopped"), None)
     return render_page(
         "comparisons/comparison.html",
         caller=caller,
@@ -169,7 +173,8 @@ def show_comparison(session: ReadSession, app_state: AppStateDep, caller: PageCa
             *((row, table.comparison_id) for table in view.same_program for row in table.rows),
         ],
         fronts=front_names(view.metric),
-        judgements=_judgements(session, view),
+        judgements=_judgements(view.rows),
+        estimated=ended if ended and not view.imported and can_predict(session, queries.get(session, ended)) else None,
         charts=draw_charts(session, comparison, view),
     )
 
@@ -202,16 +207,7 @@ def show_prediction(
     return render_page("comparisons/prediction.html", caller=caller, found=prediction, name=name, precision=precision)
 
 
-def _judgements(session: Session, view: ComparisonView) -> list[tuple[BottleneckView, list[MachineRow], str | None]]:
-    """Return what bounds the program, on which machines, and a job there that other machines are estimated from."""
-    groups: list[tuple[BottleneckView, list[MachineRow]]] = []
-    for row in view.rows:
-        if row.bottleneck is not None and row.bottleneck.kind is not None:
-            alike = next((of for judged, of in groups if judged == row.bottleneck), None)
-            groups.append((row.bottleneck, [row])) if alike is None else alike.append(row)
-    return [(judged, of, None if view.imported else _estimated(session, of[0])) for judged, of in groups]
-
-
-def _estimated(session: Session, row: MachineRow) -> str | None:
-    ended = (member.job_id for member in row.members if member.state == "Stopped")
-    return next((job_id for job_id in ended if can_predict(session, queries.get(session, job_id))), None)
+def _judgements(rows: Sequence[MachineRow]) -> list[tuple[BottleneckView, list[MachineRow]]]:
+    judged = [(row.bottleneck, row) for row in rows if row.bottleneck is not None and row.bottleneck.kind is not None]
+    distinct = [judgement for at, (judgement, _) in enumerate(judged) if judgement not in [of for of, _ in judged[:at]]]
+    return [(judgement, [row for of, row in judged if of == judgement]) for judgement in distinct]

@@ -30,9 +30,11 @@ _HEADINGS = {
     501: "This server is not set up for that",
     503: "Not available right now",
 }
-_MESSAGES = {404: "No page has this address.", 405: "Only a form of these pages leads here, no link."}
-_FOR_CLIENTS = re.compile(r"(GET|POST|HEAD) /ui|/openapi\.json")
-_COMMANDS = re.compile(r" `gradient-(cli|server) [^`]+` (lists|shows) [^.]+\.")  # sentences on where to find an id
+_FOR_PEOPLE = {
+    re.compile(r".*/openapi\.json.*"): "No page has this address.",
+    re.compile(r"[A-Z]+ /ui.* does not exist; .*"): "Only a form of these pages leads here, no link.",
+    re.compile(r" `gradient-(cli|server) [^`]+` (lists|shows) [^.]+\."): "",  # where to find an id
+}
 _SECTIONS = ("jobs", "comparisons", "schedules", "sweeps", "projects", "machines", "settings")
 _REPLACED_HEADERS = {"content-type", "content-length", "content-security-policy", "cache-control", "www-authenticate"}
 
@@ -89,11 +91,14 @@ async def _render_error(scope: Scope, held: Message, body: bytes) -> Response:
         )
         # Only what changed nothing is asked for again.
         again = Headers(raw=held["headers"]).get("retry-after") if scope["method"] == "GET" else None
+        message = error["message"]
+        for pattern, text in _FOR_PEOPLE.items():
+            message = pattern.sub(text, message)
         answer = render_page(
             "error.html",
             status,
             heading=heading,
-            message=_for_people(status, error["message"]),
+            message=message,
             code=status,
             again=again,
             caller=await _find_caller(scope) if status < _FIRST_SERVER_ERROR else None,
@@ -104,12 +109,6 @@ async def _render_error(scope: Scope, held: Message, body: bytes) -> Response:
         if name not in _REPLACED_HEADERS:
             headers.setdefault(name, value)
     return answer
-
-
-def _for_people(status: int, message: str) -> str:
-    if status in _MESSAGES and _FOR_CLIENTS.search(message):
-        return _MESSAGES[status]
-    return _COMMANDS.sub("", message)
 
 
 async def _find_caller(scope: Scope) -> Principal | None:

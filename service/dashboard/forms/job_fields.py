@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from pydantic.fields import FieldInfo
 
@@ -22,22 +22,10 @@ SHOWN_FIRST = ("name", "project", "container", "tags", "envVars")
 _THEN = ("outputs", "timeLimit", "maxCost", "maxAttempts", "ports")  # the first of the others
 
 _DRAWN_APART = frozenset({"machineType", "command", "workspace", "workspaceSha256", "projectId"}) | CODE_OPTIONS
-_LABELS = {
-    "envVars": "Environment variables",
-    "container": "Image",
-    "cpus": "CPUs",
-    "memoryMb": "Memory (MiB)",
-    "params": "Parameters",
-    "space": "Values to try",
-    "cron": "Cron expression",
-    "onMiss": "For missed times",
-    "onOverlap": "If one is still running",
-    "stop": "Stop trials early",
-    "stopAfter": "Not before this many values",
-    "parallel": "Trials at once",
-    "repeats": "Jobs on each machine type",
-    "serial": "One job at a time",
-}
+_LABELS = {"envVars": "Environment variables", "container": "Image", "cpus": "CPUs", "memoryMb": "Memory (MiB)"}
+_LABELS |= {"params": "Parameters", "space": "Values to try", "stop": "Stop trials early", "parallel": "Trials at once"}
+_LABELS |= {"onMiss": "For missed times", "onOverlap": "If one is still running", "serial": "One job at a time"}
+_LABELS |= {"repeats": "Jobs on each machine type", "stopAfter": "Not before this many values"}
 _HINTS = {
     "variables": (
         "one NAME=VALUE per line; NAME=secret:SECRET passes a stored secret; write multi-line values as JSON "
@@ -51,7 +39,6 @@ _HINTS = {
     "lines": "one per line",
     "duration": "such as 90m, 1h30m or 2d",
 }
-_MERGED = {"goal"}  # `metric` has it
 _SPEC_DEFAULTS = {
     (SubmitJob.model_fields[name].alias or name): value
     for name, value in JobSpec(machine_type="", command="true").to_json().items()
@@ -83,13 +70,6 @@ def _kind(annotation: str, description: str, *, hidden: bool) -> str:
     return "lines" if "list" in annotation else "text"
 
 
-def _choices(annotation: object, default: object) -> tuple[str, ...]:
-    if get_origin(annotation) is not Literal:
-        return next(filter(None, (_choices(part, default) for part in get_args(annotation))), ())
-    first = default if isinstance(default, str) else "none"
-    return (first, *(choice for choice in get_args(annotation) if choice != first))
-
-
 def _create_fields() -> dict[str, JobField]:
     options: dict[str, tuple[FieldInfo, list[str]]] = {}
     for kind_name, made in KINDS.items():
@@ -107,8 +87,9 @@ def _create_fields() -> dict[str, JobField]:
         if type(option.default) is int and "default" not in text:
             text += f"; default: {option.default}"
         shown = f"{text[:1].upper()}{text[1:]}{'; ' if text and hint else ''}{hint or ''}."
-        choices = _choices(option.annotation, option.default)
-        fields[name] = JobField(name, kind, label, shown, " ".join(makes), choices)
+        first = option.default if isinstance(option.default, str) else "none"
+        choices = dict.fromkeys((first, *re.findall(r"'(\w+)'", str(option.annotation)))) if kind == "choice" else ()
+        fields[name] = JobField(name, kind, label, shown, " ".join(makes), tuple(choices))
     return fields
 
 
@@ -118,7 +99,7 @@ USUAL_FIELDS = [FIELDS[name] for name in SHOWN_FIRST]
 OTHER_FIELDS = [
     FIELDS[name] for name in dict.fromkeys((*_THEN, *_OF_JOBS)) if name not in _DRAWN_APART | {*SHOWN_FIRST}
 ]
-KIND_FIELDS = [field for name, field in FIELDS.items() if name not in {*_OF_JOBS, *_MERGED}]
+KIND_FIELDS = [field for name, field in FIELDS.items() if name not in {*_OF_JOBS, "goal"}]  # `metric` has the goal
 
 
 def describe_spec(spec: JobSpec, project: str) -> dict[str, str]:
@@ -259,14 +240,12 @@ def find_conflicts(fields: Mapping[str, Any]) -> dict[str, str]:
     conflicts = {}
     for name, text in fields.get("params", {}).items():
         option, variable = name.replace("-", "_"), variables.get(name, text)
+        hidden = variable == REDACTED or variable.startswith(SECRET_PREFIX)
         if name in fields.get("space", {}):
             conflicts[name] = "the sweep tries values of it"
-        elif option in by_command:
-            if by_command[option] != read_value(text):
-                conflicts[name] = f"the command says {by_command[option]}"
-        elif (
-            read_value(variable) != read_value(text) and variable != REDACTED and not variable.startswith(SECRET_PREFIX)
-        ):
+        elif by_command.get(option, read_value(text)) != read_value(text):
+            conflicts[name] = f"the command says {by_command[option]}"
+        elif option not in by_command and not hidden and read_value(variable) != read_value(text):
             conflicts[name] = f"the environment variable says {variable}"
     return conflicts
 

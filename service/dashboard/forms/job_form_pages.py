@@ -1,7 +1,7 @@
 """The form of a new job, sweep, schedule or comparison, or of a job's changed clone: filled in, checked, submitted."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,7 @@ from service.http.errors import STATUS_BY_ERROR
 from service.http.routing import Router
 from service.http.upload_form import upload_folder
 from service.schemas.jobs import SubmitJob
-from service.submission import create
+from service.submission import compare, create, schedules, sweeps
 from service.submission.stages import RequestOrigin
 from service.submission.validation import DEFAULT_PROJECT
 from service.submission.withheld import Withheld, withheld_from
@@ -55,13 +55,16 @@ SOURCES = {
     "job": "The workspace of an earlier job",
 }
 """Sources of a workspace, with their labels."""
+_CREATE: dict[str, tuple[Callable[[AppState, RequestOrigin, Any, None], tuple[str, bool]], str]] = {
+    "sweep": (sweeps.create, "/ui/sweeps"),
+    "schedule": (schedules.create, "/ui/schedules"),
+    "comparison": (compare.submit, "/ui/comparisons"),
+}
 _SHARED = {
     "page": PAGE,
     "kinds": KINDS,
     "sources": SOURCES,
-    "usual_fields": job_fields.USUAL_FIELDS,
-    "kind_fields": job_fields.KIND_FIELDS,
-    "other_fields": job_fields.OTHER_FIELDS,
+    "options": job_fields,
     "machine_groups": machine_groups,
     "limits": f"up to {MAX_FILES:,} files, {format_bytes(MAX_UPLOAD_BYTES)}; without {', '.join(LEFT_OUT)}",
 }
@@ -177,18 +180,18 @@ def _submit(app_state: AppState, origin: RequestOrigin, state: FormState) -> Res
 
 def _create(app_state: AppState, origin: RequestOrigin, state: FormState, request: SubmitJob) -> str:
     """Create what the form makes, and return the address of its page."""
-    kind, original, withheld = KINDS[state.makes], state.original, state.withheld
-    if original is not None and withheld is not None:
-        if state.makes == "job":
-            notes = withheld.notes(request.env_vars or {})
-            made = create.submit(app_state, origin, request, None, parent_id=original.id, withheld=notes)
-            return job_url(made.job.id)
-        if request.workspace == original.spec.workspace and not withheld.git_login:
-            with app_state.database.read() as session:
-                login = credentials.git_login(session, Vault(app_state.settings), original)
-            given = {"workspace": (request.workspace or "").replace("://", f"://{login}@", 1)} if login else {}
-            request = request.model_copy(update=given)
-    return kind.address + kind.create(app_state, origin, request, None)[0]
+    original, withheld = state.original, state.withheld or Withheld("")
+    if state.makes == "job":
+        parent_id, notes = withheld.job_id or None, withheld.notes(request.env_vars or {})
+        made = create.submit(app_state, origin, request, None, parent_id=parent_id, withheld=notes)
+        return job_url(made.job.id)
+    if original is not None and request.workspace == original.spec.workspace and not withheld.git_login:
+        with app_state.database.read() as session:
+            login = credentials.git_login(session, Vault(app_state.settings), original)
+        given = {"workspace": (request.workspace or "").replace("://", f"://{login}@", 1)} if login else {}
+        request = request.model_copy(update=given)
+    create_it, pages = _CREATE[state.makes]
+    return f"{pages}/{create_it(app_state, origin, request, None)[0]}"
 
 
 def _read_original(session: Session, app_state: AppState, caller: Principal, job_id: str) -> FormState:

@@ -23,6 +23,7 @@ from service.submission import create
 GENERAL = ""  # the field of errors that no field caused
 _MAX_ERRORS = 12
 _SIMULATED, _NOT_OFFERED = "Simulated on this server's CPU", "No worker offers these now"
+_STAND_INS = {"command": "true", "space": {"x": "1..1000"}, "metric": "loss:min", "trials": 1, "cron": "0 0 * * *"}
 _REQUIRED = frozenset({"machineType", "command", "space", "cron"})
 
 
@@ -38,8 +39,8 @@ class JobPlan:
 
     def set_jobs(self, preview: Preview, ceiling: float | None, dry_runs: list[DryRun]) -> None:
         self.dry_runs, self.facts = dry_runs, preview.facts
-        bounds = [None if run.max_cost is None else run.max_cost * preview.each for run in dry_runs]
-        whole = None if None in bounds else sum(filter(None, bounds))
+        costs = [run.max_cost for run in dry_runs]
+        whole = None if None in costs else preview.each * sum(filter(None, costs))
         self.max_cost = min((amount for amount in (whole, ceiling) if amount is not None), default=None)
         machines: dict[str, list[str]] = {}
         for run in dry_runs:
@@ -90,14 +91,8 @@ def check_job(app_state: AppState, key_id: str, kind: Kind, fields: dict[str, An
 def _stand_ins(app_state: AppState, kind: Kind) -> dict[str, Any]:
     """Return values that are never refused, so that the other fields can be checked without what is refused."""
     machine = next(iter(app_state.catalogue)).name
-    values = {
-        "machineType": f"{machine},{machine}" if kind.model is SubmitComparison else machine,
-        "command": "true",
-        "space": {"x": "1..1000"},
-        "metric": "loss:min",
-        "trials": 1,
-        "cron": "0 0 * * *",
-    }
+    machines = f"{machine},{machine}" if kind.model is SubmitComparison else machine
+    values = _STAND_INS | {"machineType": machines}
     names = {option.alias for option in kind.model.model_fields.values()}
     return {name: value for name, value in values.items() if name in names}
 

@@ -3,17 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, BinaryIO
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from core.jobs.templates.schedules import check, next_times
-from service.app_state import AppState
 from service.schemas.comparisons import SubmitComparison
 from service.schemas.jobs import SubmitJob
 from service.schemas.schedules import SubmitSchedule
 from service.schemas.sweeps import SubmitSweep
-from service.submission import compare, create, schedules, sweeps
-from service.submission.stages import RequestOrigin
+from service.submission import compare, sweeps
 from service.submission.templates import job_of
 
 _SHOWN_TIMES = 5
@@ -30,14 +28,12 @@ class Preview:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One thing that the form makes, with the API's function for it."""
+    """One thing that the form makes."""
 
     title: str
     model: type[SubmitJob]
     command: str  # of gradient-cli
     preview: Callable[[Any], Preview]  # refuses what the submission would refuse before it looks at a job
-    create: Callable[[AppState, RequestOrigin, Any, BinaryIO | None], tuple[str, bool]]
-    address: str  # that its id follows
 
 
 def _preview_sweep(request: SubmitSweep) -> Preview:
@@ -59,17 +55,9 @@ def _preview_comparison(request: SubmitComparison) -> Preview:
     return Preview(jobs[: len(jobs) // request.repeats], request.repeats, {"Jobs": [f"{len(jobs)}"]})
 
 
-def _create_job(app_state: AppState, origin: RequestOrigin, request: SubmitJob, _: object) -> tuple[str, bool]:
-    return create.submit(app_state, origin, request, None).job.id, True
-
-
 KINDS = {
-    "job": Kind("Once", SubmitJob, "jobs create", lambda request: Preview([request]), _create_job, "/ui/jobs/"),
-    "sweep": Kind("Sweep", SubmitSweep, "sweeps create", _preview_sweep, sweeps.create, "/ui/sweeps/"),
-    "schedule": Kind(
-        "Schedule", SubmitSchedule, "schedules create", _preview_schedule, schedules.create, "/ui/schedules/"
-    ),
-    "comparison": Kind(
-        "Compare machines", SubmitComparison, "compare create", _preview_comparison, compare.submit, "/ui/comparisons/"
-    ),
+    "job": Kind("Once", SubmitJob, "jobs create", lambda request: Preview([request])),
+    "sweep": Kind("Sweep", SubmitSweep, "sweeps create", _preview_sweep),
+    "schedule": Kind("Schedule", SubmitSchedule, "schedules create", _preview_schedule),
+    "comparison": Kind("Compare machines", SubmitComparison, "compare create", _preview_comparison),
 }

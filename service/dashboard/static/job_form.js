@@ -37,14 +37,6 @@ export function checkWhileTyping(form, onChange) {
     }
   }
 
-  function showMatches({ value, dataset }) {
-    const words = value.toLowerCase().split(/\s+/);
-    for (const row of document.querySelectorAll(`#${dataset.filter} tbody tr`)) {
-      const text = row.textContent.toLowerCase();
-      row.hidden = !words.every((word) => text.includes(word));
-    }
-  }
-
   function showSource() {
     const source = form.elements.source.value;
     for (const part of form.querySelectorAll("[data-source]")) {
@@ -54,14 +46,14 @@ export function checkWhileTyping(form, onChange) {
   }
 
   form.addEventListener("input", ({ target }) => {
-    if (target.dataset.filter) return showMatches(target);
     clearTimeout(timer);
-    timer = setTimeout(check, PAUSE_MS);
+    if (!target.dataset.filter) timer = setTimeout(check, PAUSE_MS);
+    else for (const row of form.querySelectorAll("#machine-types tbody tr")) row.hidden = !target.value.toLowerCase().split(/\s+/).every((word) => row.textContent.toLowerCase().includes(word));
   });
   form.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || !event.target.dataset.filter) return;
     event.preventDefault(); // chooses the first row that is left
-    form.querySelector("#machine-types tbody tr:not([hidden]) label")?.click();
+    [...form.querySelectorAll("#machine-types label")].find((label) => label.offsetParent)?.click();
   });
   form.addEventListener("click", ({ target }) => {
     const name = target.dataset.fill;

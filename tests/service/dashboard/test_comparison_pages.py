@@ -61,7 +61,7 @@ def test_pareto_fronts_are_drawn_and_said(signed_in_browser, client, train):
         "V100 (0.95 in 4.0 s)",
         f"CPU (0.9 for {dollars(cpu, 8)}), V100 (0.95 for {dollars(v100, 4)})",
     ]
-    front = "Pareto front of simulated machines"
+    front = "Pareto front"
     for chart, text, on_front in zip(charts, texts, (2, 1, 2), strict=True):
         marks = [series for series in chart["series"] if series["kind"] == "marks"]
         [steps] = [series for series in chart["series"] if series["kind"] == "steps"]
