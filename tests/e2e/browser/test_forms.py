@@ -104,7 +104,7 @@ def test_a_job_becomes_a_sweep_which_drops_its_recorded_parameter(service, brows
     browser.wait_for(f"!document.querySelector('.conflict') && document.querySelector('#plan') && {LOADED}")
     assert browser.evaluate("document.querySelector('#params').value") == ""
     browser.click("#submit")
-    browser.wait_for("location.pathname === '/ui/runs'")
+    browser.wait_for("new URLSearchParams(location.search).get('q')?.startsWith('sweep:')")
     sweep_id = browser.evaluate("new URLSearchParams(location.search).get('q')").removeprefix("sweep:")
     browser.wait_for(f"document.querySelectorAll('[data-run]').length === 2 && {LOADED}")
     tried = {trial["params"]["lr"] for trial in service.request("GET", f"/sweeps/{sweep_id}").json()["trials"]}
