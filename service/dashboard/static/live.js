@@ -35,7 +35,7 @@ export function tellOfEnd(button) {
   button.addEventListener("click", async () => {
     button.disabled = (await Notification.requestPermission()) === "granted";
     if (button.disabled) main.dataset.tells = "";
-    button.textContent = button.disabled ? "You will be told" : "Notifications are blocked";
+    button.title = button.ariaLabel = button.disabled ? "You will be told when it ends" : "Notifications of this site are blocked";
   });
 }
 
