@@ -112,7 +112,8 @@ def test_a_job_becomes_a_sweep_which_drops_its_recorded_parameter(service, brows
 
 
 def test_a_key_is_made_used_and_revoked(service, browser):
-    browser.click("a[href='/ui/settings']")
+    browser.click("#account > summary")
+    browser.click("#account a[href='/ui/settings']")
     browser.wait_for(f"location.pathname === '/ui/settings/keys' && {LOADED}")
     browser.fill("#name", "from the browser")
     browser.fill("#own-key", service.cli_json["apiKey"])
