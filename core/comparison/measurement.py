@@ -26,6 +26,9 @@ Point = tuple[float | None, float, float | None]
 """Step, unix time in seconds, and value of a metric; None: not read."""
 
 _LOW_IS_GOOD = re.compile(r"loss|err|perplexity|ppl|mse|mae|rmse|seconds|time|latency|cost|memory", re.IGNORECASE)
+_HIGH_IS_GOOD = re.compile(
+    r"acc|auc|f1|score|precision|recall|iou|dice|bleu|rouge|psnr|ssim|r2|reward|return", re.IGNORECASE
+)
 _MIN_INTERVALS = 3
 _FINAL_SHARE = 0.2
 
@@ -82,8 +85,15 @@ def learning_curve(points: Iterable[Point], runs: Sequence[tuple[float, float]])
 
 
 def expected_goal(name: str) -> Goal:
-    """Return the direction in which a metric improves, as far as its name tells."""
-    return "min" if _LOW_IS_GOOD.search(name) else "max"
+    """Return the direction in which a metric improves, up if its name does not tell."""
+    return named_goal(name) or "max"
+
+
+def named_goal(name: str) -> Goal | None:
+    """Return the direction in which a metric improves; None if its name does not tell."""
+    if _LOW_IS_GOOD.search(name):
+        return "min"
+    return "max" if _HIGH_IS_GOOD.search(name) else None
 
 
 def parse_metric(text: str, goal: Goal | None) -> tuple[str, Goal]:

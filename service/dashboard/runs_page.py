@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from core.comparison.measurement import expected_goal
+from core.comparison.measurement import named_goal
 from core.db.models.sweeps import Sweep
 from core.errors import JobNotFound, SpecInvalid
 from core.jobs import queries
@@ -226,8 +226,10 @@ def _table(session: Session, state: ListState, views: Sequence[JobView], sweep: 
     """Return the columns and their values, the best of them marked."""
     last = metrics.last_values(session, [view.id for view in views])
     extremes = last_extremes(session, {view.id for view in views if view.array_members is not None})
+    chosen = _chosen_goals(session, extremes)
     for array_id, ends in extremes.items():
-        last[array_id] = {name: both[expected_goal(name) == "max"] for name, both in ends.items()}
+        goal_of = {name: chosen.get((array_id, name)) or _goal(name, chosen) for name in ends}
+        last[array_id] = {name: both[goal_of[name] == "max"] for name, both in ends.items() if goal_of[name]}
     with_metric = Counter(name for values in last.values() for name in values)
     metric = (sweep.metric if sweep else None) or main_metric(with_metric)
     varied = {
@@ -241,7 +243,7 @@ def _table(session: Session, state: ListState, views: Sequence[JobView], sweep: 
     options = {view.id: comparable_options(view) for view in views if view.array_members is None}
     columns = shown_columns(state.cols or _default_columns(state, views, options, sweep, names))
     measured = [column.name for column in columns if column.metric]
-    goals: dict[str, str] = {name: "" if _NO_RESULT.match(name) else expected_goal(name) for name in measured}
+    goals: dict[str, str] = {name: "" if _NO_RESULT.match(name) else _goal(name, chosen) for name in measured}
     best = {name: _best(name, goal, last) for name, goal in goals.items()}
     if sweep and sweep.metric:
         goals[sweep.metric], best[sweep.metric] = sweep.goal, {sweep.best.job_id if sweep.best else None}
@@ -290,6 +292,18 @@ def _default_columns(
     shared = {"machineType": "machine", "project": "project"}
     fixed = [column for name, column in shared.items() if len({row[name] for row in rows}) > 1]
     return [*measured[:1], *chosen, *measured[1:_METRICS], *others, *fixed, "duration", "cost"]
+
+
+def _chosen_goals(session: Session, arrays: Collection[str]) -> dict[tuple[str, str], str]:
+    """Return the direction in which the metric of each sweep among these arrays improves, by its id and the metric."""
+    plans = session.execute(select(Sweep.id, Sweep.plan).where(Sweep.id.in_(arrays)))
+    return {(sweep_id, plan["metric"]): plan["goal"] for sweep_id, plan in plans}
+
+
+def _goal(metric: str, chosen: Mapping[tuple[str, str], str]) -> str:
+    """Return the direction in which a metric improves; empty if sweeps differ in it, or nothing tells."""
+    of_sweeps = {goal for (_, name), goal in chosen.items() if name == metric}
+    return (named_goal(metric) or "") if not of_sweeps else of_sweeps.pop() if len(of_sweeps) == 1 else ""
 
 
 def _best(metric: str, goal: str, last: Mapping[str, Mapping[str, float]]) -> set[str | None]:

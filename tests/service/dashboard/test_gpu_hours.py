@@ -45,7 +45,7 @@ def test_a_job_on_a_free_machine_costs_gpu_hours(client, signed_in_browser, run_
     assert [client.get(f"/jobs/{one}").json()["gpuHours"] for one in (third, paid)] == [0, 0]
     (folded,) = (one for one in client.get("/jobs?fold=true").json()["jobs"] if one["arrayId"])
     assert (folded["cost"], folded["gpuHours"]) == (0, 3)
-    assert "1.5 GPU hours · On other machines" in _text(signed_in_browser.get(f"/ui/jobs/{first}"))
+    assert "Cost 1.5 GPU hours" in _text(signed_in_browser.get(f"/ui/jobs/{first}"))
     assert "3 GPU hours" in _text(signed_in_browser.get("/ui/jobs?fold=1"))
     assert "Spent 3 GPU hours (A100) for jobs" in _text(signed_in_browser.get("/ui/jobs?q=project:default&charts=1"))
     assert re.search(r"Cost today \S+ GPU hours? \(A100\)", _text(signed_in_browser.get("/ui"))), "since midnight alone"

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from support.live_service import make_job_body
 
 from core.db.database import now
@@ -51,6 +52,31 @@ def test_a_sweep_shows_its_trials_with_the_best_marked(client, stores, worker):
     assert client.get(f"/ui/jobs?ids={made['id']}&charts=1").text.count("<tr data-run=") == 4
     job = client.get(f"/ui/jobs/{made['trials'][0]['jobId']}/config").text
     assert f'<dt>Sweep</dt><dd><a href="/ui/sweeps/{made["id"]}">' in job
+
+
+@pytest.mark.parametrize(("goal", "best"), [("min", "0.5"), ("max", "0.75")])
+def test_the_folded_row_has_the_value_that_the_sweep_looks_for(client, stores, worker, goal, best):
+    worker.register()
+    create(client, metric=f"loss:{goal}")
+    for value in (0.75, 0.5):
+        finish_trial(stores, worker, value)
+    page = client.get("/ui/jobs").text
+    assert re.findall(r'<td data-label="loss"[^>]*>([^<]*)<', page) == [best]
+
+
+def test_a_metric_whose_name_and_sweeps_do_not_tell_its_direction_has_no_best(client, worker, database):
+    worker.register()
+    for value in (1.0, 2.0):
+        client.post("/jobs", json=make_job_body())
+        job = worker.start()
+        with database.write() as session:
+            row = {"job_id": job.id, "attempt": 1, "source": "job", "offset": 1, "step": 0, "at": job.created_at}
+            metrics.add(session, [row | {"values": {"temperature": value}}])
+        worker.end(job)
+    page = client.get("/ui/jobs").text
+    assert ">2<" in page
+    assert "number best" not in page
+    assert "best temperature" not in page
 
 
 def test_trials_of_programs_have_rows_without_a_job(client):
