@@ -10,22 +10,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 MIN_HISTORY = 3  # ended jobs needed for an estimate
-_ALIKE_SECONDS = 2.0  # durations that differ by less are alike, however short they are
 UNKNOWN = (0.0, 1e9)  # the shortest and the longest duration of jobs of which nothing is known
 _MAX_OFF, _MAX_OFF_SECONDS = 0.25, 60.0
 _NEGLIGIBLE_SECONDS = 0.001  # jobs shorter than this, in seconds, do not delay others
-
-
-def median_duration(durations: Sequence[float]) -> float | None:
-    """Return the median of `durations`, in seconds; None if there are fewer than MIN_HISTORY, or if they differ much.
-
-    Half of them have to lie within half of the median around it.
-    """
-    if len(durations) < MIN_HISTORY:
-        return None
-    median = statistics.median(durations)
-    apart = statistics.median(abs(duration - median) for duration in durations)
-    return median if apart <= max(median / 2, _ALIKE_SECONDS) else None
 
 
 def typical_durations(durations: Sequence[float]) -> tuple[float, float]:

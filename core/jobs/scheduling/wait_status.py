@@ -165,13 +165,6 @@ def _positions_among_startable(
     }
 
 
-@seeing_everything()
-def median_durations(session: Session, types: Sequence[str]) -> dict[str, float]:
-    """Return the median duration of jobs by machine type, in seconds; types with too little history are left out."""
-    medians = {name: start_estimate.median_duration(some) for name, some in _durations(session, types).items()}
-    return {machine_type: lasts for machine_type, lasts in medians.items() if lasts is not None}
-
-
 def _durations(session: Session, types: Collection[str]) -> dict[str, list[float]]:
     """Return how long the last jobs of each machine type held their slots, in seconds."""
     durations: dict[str, list[float]] = defaultdict(list)

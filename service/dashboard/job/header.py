@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from fastapi.responses import HTMLResponse
@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session
 from core.db.models.jobs import Attempt, Job
 from core.errors import ExecDisabled, JobNotEnterable, SpecInvalid
 from core.jobs import queries
-from core.jobs.costs import limits
 from core.jobs.exec import audit
 from service.app_state import AppState
 from service.auth.authentication import Principal
@@ -75,11 +74,7 @@ def read_header(
     attempts = queries.attempts(session, row.id) if several else []
     earlier = attempt if attempt != row.attempt else None
     may_change = bool(changeable(session, app_state, caller.id, [(row.submitted_by, row.project_id)]))
-    progress, limit = None, None
-    if view.state == "Running":
-        progress, limit = read_progress(session, app_state, row, view.params), limits.deadline(row)
-    ran = (datetime.now(UTC) - row.started_at).total_seconds() if row.started_at else 0.0
-    most = None if limit is None else max(0.0, limit.seconds - ran)
+    progress, most = read_progress(session, app_state, row, view.params)
     no_terminal = _why_no_terminal(session, app_state, row, may_change=may_change)
     return JobHeader(row, view, attempts, earlier, may_change, progress, most, no_terminal)
 

@@ -10,7 +10,9 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
 from core.db.models.metrics import Metric
+from core.jobs.costs import limits
 from core.jobs.spec.params import Value
+from core.jobs.states import JobState
 from service.app_state import AppState
 from service.dashboard.rendering import strip_colours
 
@@ -53,13 +55,19 @@ class _Count(NamedTuple):
     at: float  # Unix time
 
 
-def read_progress(session: Session, app_state: AppState, job: Job, params: Mapping[str, Value]) -> Progress | None:
-    """Return the progress of a running job; None: neither log nor metrics tell it."""
+def read_progress(
+    session: Session, app_state: AppState, job: Job, params: Mapping[str, Value]
+) -> tuple[Progress | None, float | None]:
+    """Return the progress of a running job, if its log or metrics tell it, and the seconds left by a limit."""
+    if job.state is not JobState.RUNNING:
+        return None, None
     current = datetime.now(UTC)
     lines = _last_lines(app_state, job, current.timestamp())
     ran = (current - job.started_at).total_seconds() if job.started_at else 0.0
     counts = list(_counts(lines)) or list(_steps(session, job, params))
-    return _of_bar(lines[-1][1], ran) or (_of_counts(counts, current.timestamp()) if counts else None)
+    progress = _of_bar(lines[-1][1], ran) or (_of_counts(counts, current.timestamp()) if counts else None)
+    limit = limits.deadline(job)
+    return progress, None if limit is None else max(0.0, limit.seconds - ran)
 
 
 def _last_lines(app_state: AppState, job: Job, current: float) -> list[tuple[float, str]]:

@@ -15,17 +15,17 @@ from sqlalchemy.orm import Session
 
 from core.db.models.jobs import IS_FAILED, Job
 from core.jobs import queries
-from core.jobs.costs import amounts, limits
+from core.jobs.costs import amounts
 from core.jobs.costs.report import report
 from core.jobs.queries import JobFilter
 from core.jobs.reasons import CANNOT_START
-from core.jobs.scheduling.wait_status import median_durations
 from core.jobs.states import JobState
 from core.jobs.tracking import metrics
 from core.security.visibility import hidden_projects
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.charts import draw_sparkline
+from service.dashboard.job.progress import Progress, read_progress
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
@@ -59,12 +59,12 @@ class Spark:
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A running job: its main metric, if it has one, and the seconds left by earlier jobs or its time limit."""
+    """A running job: its main metric, if it has one, its progress, and the seconds left by a limit."""
 
     job: JobView
     spark: Spark | None
-    seconds_left: float | None
-    by_limit: bool
+    progress: Progress | None
+    most_seconds_left: float | None
 
 
 @router.get("/ui")
@@ -88,7 +88,7 @@ def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller, p
     return render_page(
         "lists/now.html",
         caller=caller,
-        running=_running(session, app_state, running.jobs, current),
+        running=_running(session, app_state, running.jobs),
         n_running=_count(session, runs, len(running.jobs), _RUNNING_JOBS),
         n_failed=_count(session, failures, len(failed), _FAILED_JOBS),
         queues=_queues(session, stuck),
@@ -127,27 +127,16 @@ def _spent(session: Session, current: datetime) -> tuple[float, dict[str, float]
     return sum(row.cost for row in rows), {row.name: row.gpu_hours for row in rows if row.gpu_hours and not row.cost}
 
 
-def _running(session: Session, app_state: AppState, jobs: Sequence[Job], current: datetime) -> list[RunningJob]:
+def _running(session: Session, app_state: AppState, jobs: Sequence[Job]) -> list[RunningJob]:
     last = metrics.last_values(session, [job.id for job in jobs])
-    left = times_left(session, jobs, current)
     return [
-        RunningJob(view, _spark(session, app_state, job, last.get(job.id, {})), *left[job.id])
+        RunningJob(
+            view,
+            _spark(session, app_state, job, last.get(job.id, {})),
+            *read_progress(session, app_state, job, view.params),
+        )
         for job, view in zip(jobs, job_views(session, app_state, jobs), strict=True)
     ]
-
-
-def times_left(session: Session, jobs: Sequence[Job], current: datetime) -> dict[str, tuple[float | None, bool]]:
-    """Return the seconds that running jobs have left by earlier jobs or their time limits, and True for the latter."""
-    types = sorted({job.machine_type for job in jobs})
-    medians = median_durations(session, types) if types else {}
-    left: dict[str, tuple[float | None, bool]] = {}
-    for job in jobs:
-        elapsed = (current - job.started_at).total_seconds() if job.started_at else 0.0
-        limit, rest = limits.deadline(job), medians.get(job.machine_type, 0.0) - elapsed
-        at_most = math.inf if limit is None else max(0.0, limit.seconds - elapsed)
-        soonest = min(at_most, rest if rest > 0 else math.inf)
-        left[job.id] = None if soonest == math.inf else soonest, soonest == at_most
-    return left
 
 
 def main_metric(names: Iterable[str]) -> str | None:

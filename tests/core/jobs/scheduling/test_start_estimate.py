@@ -36,9 +36,6 @@ def test_where_a_job_needs_the_room_of_several_the_last_of_them_decides():
 def test_without_a_slot_or_without_a_history_nothing_is_said():
     assert start_estimate.start_times([], 10, [1]) == {}
     assert start_estimate.start_times([1], 10, []) == {}
-    assert start_estimate.median_duration([1, 2]) is None
-    assert start_estimate.median_duration([1, 9, 2]) == 2
-    assert start_estimate.median_duration([1, 50, 100, 400, 4000]) is None, "they differ too much"
 
 
 @given(servers, seconds, st.integers(1, 60))

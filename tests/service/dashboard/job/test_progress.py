@@ -38,6 +38,11 @@ def shown_progress(client, worker, stores, signed_in_browser):
         line = re.sub(r"<[^>]*>", "", page[page.index('data-part="line">') :].partition("</p>")[0])
         progress = re.search(r"(?:\w+ )?\d+/\d+", line)
         left = re.search(r"(?:about|at most) [\d]+ (?:h|min|s)", line)
+        home = re.search(r'data-label="Time left"[^>]*>(.*?)</td>', signed_in_browser.get("/ui").text)
+        told = re.sub(r"<[^>]*>", "", home[1])
+        assert told.startswith(left[0].rpartition(" ")[0][:-1]) if left else told == "unknown", (
+            "the first page says it too"
+        )
         return progress and progress[0], left and left[0]
 
     return show
