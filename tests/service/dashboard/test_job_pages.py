@@ -206,7 +206,7 @@ def test_the_cause_is_found_behind_long_lines(signed_in_browser, client, worker,
     worker.end(job, "exit_nonzero", detail="exit code 1", exit_code=1)
     page = signed_in_browser.get(f"/ui/jobs/{job_id}").text
     assert "<code>ValueError: bad ..." in page
-    assert f'<a href="/ui/jobs/{job_id}/log#L100">line 100</a>' in page
+    assert f'<a href="/ui/jobs/{job_id}/log#L100">log line 100</a>' in page
 
 
 def test_each_attempt_has_its_timeline_log_and_artifacts(signed_in_browser, client, worker, stores, tmp_path):

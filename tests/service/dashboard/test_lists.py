@@ -79,6 +79,10 @@ def test_a_line_of_the_log_is_the_cause_only_if_it_looks_like_an_error(
         for page in ("/ui", "/ui/jobs", f"/ui/jobs/{failed.id}")
     ]
     assert [one and one[1].startswith(line or "") for one in found] == [line and True] * 3
+    row = signed_in_browser.get("/ui/jobs").text.partition("<tbody>")[2]
+    assert line is None or row.index("why cause") < row.index('class="why" title='), (
+        "a list has room for the cause alone"
+    )
 
 
 def test_a_list_has_chips_states_and_sorted_columns(signed_in_browser, submit):

@@ -32,12 +32,15 @@ def why(client, job_id):
     return answer.json()
 
 
-def test_a_log_tells_class_evidence_and_place(client, fail):
-    explanation = why(client, fail(TRACEBACK))
+def test_a_log_tells_class_evidence_and_place(signed_in_browser, fail):
+    job_id = fail(TRACEBACK)
+    explanation = why(signed_in_browser, job_id)
     assert (explanation["cause"], explanation["source"], explanation["state"]) == ("code", "log", "Failed")
     assert explanation["evidence"] == {"line": 7, "message": TRACEBACK.splitlines()[-1]}
     assert explanation["place"] == {"file": "train.py", "line": 12}
     assert (explanation["meaning"], explanation["clone"]) == ("the program, its command or its options", None)
+    page = signed_in_browser.get(f"/ui/jobs/{job_id}").text
+    assert "Probably the program&#39;s fault</span> Line 12 of <code>train.py</code>" in page
 
 
 @pytest.mark.parametrize(
