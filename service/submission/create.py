@@ -30,7 +30,8 @@ from core.jobs.scheduling.capacity import (
     live_workers,
 )
 from core.jobs.scheduling.wait_status import prospective_waits
-from core.jobs.spec.arrays import ArrayMember, array_name
+from core.jobs.spec.arrays import ArrayMember, array_name, fixed_by_value
+from core.jobs.spec.image_options import quoted
 from core.jobs.spec.job_spec import JobSpec, hide_password, split_login
 from core.jobs.spec.ports import check_not_reserved
 from core.monitoring import tracing
@@ -263,6 +264,12 @@ def prepare_clone(
     valid, withheld, cloned = _validate_clone(app_state, origin, job_id, changes, pin_image=pin_image)
     if cloned.nodes is not None or valid.spec.nodes is not None:
         check_nodes(valid)
+    if changes.command is None and (name := fixed_by_value(cloned, changes.params or {})) is not None:
+        raise SpecInvalid(
+            f"The program would not get {name}: its command has $GRADIENT_ARRAY_VALUE, which stays "
+            f"{quoted(cloned.array_value or '')}. Give a command with the option as well.",
+            field="params",
+        )
     requested = json.dumps(changes.model_dump(mode="json", exclude_none=True), sort_keys=True).encode()
     return prepared_job(
         app_state,

@@ -1,6 +1,8 @@
 """Arrays: one submission of many jobs that differ in an index and a value."""
 
 import re
+import shlex
+from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 from core.db.models.jobs import Job
@@ -12,6 +14,8 @@ MAX_NODES = 64
 MAX_VALUE = 1000
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z", re.ASCII)
 _ID = re.compile(r"[as][a-z0-9]{13}\Z")
+_VALUE_IN_COMMAND = re.compile(r"\$(?:GRADIENT_ARRAY_VALUE\b|\{GRADIENT_ARRAY_VALUE\})")
+_SAME_IN_A_SHELL = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)  # written out, or as the value of a variable
 _LIMIT = re.compile(r"(?P<members>.*)%(?P<limit>[1-9]\d{0,5})\Z", re.ASCII | re.DOTALL)
 
 
@@ -33,6 +37,32 @@ class ArrayMember(NamedTuple):
 def node_members(array_id: str, nodes: int) -> list[ArrayMember]:
     """Return the members of an array that start and end together; the index of each is its rank."""
     return [ArrayMember(array_id, rank, str(rank), None, nodes) for rank in range(nodes)]
+
+
+def standalone_command(job: Job) -> str | None:
+    """Return the command of an array's member for a job that is of no array: with the index and value of the member."""
+    command, value = job.spec.command, job.array_value
+    if command is None or value is None or job.nodes is not None:
+        return command
+    if _VALUE_IN_COMMAND.search(command) and _SAME_IN_A_SHELL.fullmatch(value):
+        command = _VALUE_IN_COMMAND.sub(value, command)
+        if "GRADIENT_ARRAY_" not in command:
+            return command
+    index = job.array_index or 0
+    return f"export GRADIENT_ARRAY_INDEX={index} GRADIENT_ARRAY_VALUE={shlex.quote(value)}\n{command}"
+
+
+def fixed_by_value(job: Job, params: Mapping[str, object]) -> str | None:
+    """Return the parameter of these whose value the member's clone would not get: its array's value has another."""
+    words = (job.array_value or "").split() if "GRADIENT_ARRAY_VALUE" in (job.spec.command or "") else []
+    return next(
+        (
+            name
+            for name, value in params.items()
+            if any(word.startswith(f"--{name}=") and word != f"--{name}={value}" for word in words)
+        ),
+        None,
+    )
 
 
 def is_array_id(text: str) -> bool:
