@@ -264,7 +264,8 @@ def prepare_clone(
     valid, withheld, cloned = _validate_clone(app_state, origin, job_id, changes, pin_image=pin_image)
     if cloned.nodes is not None or valid.spec.nodes is not None:
         check_nodes(valid)
-    if changes.command is None and (name := fixed_by_value(cloned, changes.params or {})) is not None:
+    given = changes.model_dump(exclude_none=True).get("params", {})
+    if changes.command is None and (name := fixed_by_value(cloned, given)) is not None:
         raise SpecInvalid(
             f"The program would not get {name}: its command has $GRADIENT_ARRAY_VALUE, which stays "
             f"{quoted(cloned.array_value or '')}. Give a command with the option as well.",

@@ -39,10 +39,10 @@ def node_members(array_id: str, nodes: int) -> list[ArrayMember]:
     return [ArrayMember(array_id, rank, str(rank), None, nodes) for rank in range(nodes)]
 
 
-def standalone_command(job: Job) -> str | None:
+def standalone_command(job: Job) -> str:
     """Return the command of an array's member for a job that is of no array: with the index and value of the member."""
     command, value = job.spec.command, job.array_value
-    if command is None or value is None or job.nodes is not None:
+    if value is None or job.nodes is not None:
         return command
     if _VALUE_IN_COMMAND.search(command) and _SAME_IN_A_SHELL.fullmatch(value):
         command = _VALUE_IN_COMMAND.sub(value, command)
@@ -54,7 +54,7 @@ def standalone_command(job: Job) -> str | None:
 
 def fixed_by_value(job: Job, params: Mapping[str, object]) -> str | None:
     """Return the parameter of these whose value the member's clone would not get: its array's value has another."""
-    words = (job.array_value or "").split() if "GRADIENT_ARRAY_VALUE" in (job.spec.command or "") else []
+    words = (job.array_value or "").split() if "GRADIENT_ARRAY_VALUE" in job.spec.command else []
     return next(
         (
             name

@@ -9,7 +9,7 @@ const AXIS_FONT = "11px system-ui, sans-serif";
 const ZOOM = 0.25;
 const LEAST_DRAG = 6;
 const NEAR = 30; // of the cursor and the curve that it lights, px
-const TIP_ROWS = 14;
+const TIP_LINE = 18; // height, px
 const VEIL = 0.7;
 const GRID = 1000;
 const GOLDEN_ANGLE = 137.508;
@@ -237,8 +237,9 @@ export class Chart {
     });
     found.sort((one, other) => other[1] - one[1]);
     const middle = found.findIndex(([one]) => one.run === this.lit);
-    const first = Math.max(0, Math.min(middle - TIP_ROWS / 2, found.length - TIP_ROWS));
-    const lines = found.slice(first, first + TIP_ROWS).map(([one, value]) => {
+    const fit = Math.max(1, Math.floor(this.plot.over.clientHeight / TIP_LINE) - 2); // beside the step and the rest
+    const first = Math.max(0, Math.min(middle - Math.floor(fit / 2), found.length - fit));
+    const lines = found.slice(first, first + fit).map(([one, value]) => {
       const line = make("div", one.run === this.lit ? "nearest" : "");
       const swatch = make("span", "swatch");
       swatch.style.background = runColour(one.run);
