@@ -93,6 +93,9 @@ def test_jobs_are_found_sorted_and_shown_with_a_metric(service, browser, jobs):
 def test_a_query_is_completed_and_kept_as_a_view(browser):
     browser.fill("#q", "tag:sw")
     browser.wait_for("document.querySelector('.completions li')?.textContent === 'tag:sweep'")
+    top = "{ const box = document.querySelector('.completions li').getBoundingClientRect();"
+    top += "document.elementFromPoint(box.left + 20, box.top + 5).textContent }"
+    assert browser.evaluate(top) == "tag:sweep", "the table does not hide it"
     press(browser, "ArrowDown")
     press(browser, "Enter")
     browser.wait_for("document.querySelector('#q').value === 'tag:sweep '")
