@@ -5,7 +5,7 @@ from sqlalchemy.orm import Session
 from core.db.database import on_commit
 from core.db.models.jobs import Job
 from core.errors import GradientError
-from core.jobs import lifecycle, queries
+from core.jobs import edits, lifecycle, queries
 from core.jobs.spec.arrays import is_array_id
 from service.app_state import AppState
 from service.auth.authentication import Principal
@@ -43,7 +43,7 @@ def _act(app_state: AppState, caller: Principal, job_id: str, wanted: JobActions
 def _act_on_one(session: Session, app_state: AppState, caller: Principal, job_id: str, wanted: JobActions) -> Job:
     require_owner(session, app_state, caller, job_id)
     if wanted.action == "tag":
-        return lifecycle.change_tags(session, job_id, add=wanted.add, remove=wanted.remove)
+        return edits.edit(session, job_id, add=wanted.add, remove=wanted.remove)
     on_commit(session, app_state.wake)
     if wanted.action == "stop":
         return lifecycle.request_stop(session, job_id, at_once=wanted.now)

@@ -34,7 +34,6 @@ from core.jobs.guarded_updates import (
 )
 from core.jobs.reasons import INFRASTRUCTURE_FAULTS, REASONS, Reason
 from core.jobs.scheduling import dependencies, nodes
-from core.jobs.spec.labels import check_tags
 from core.jobs.states import OWNED, JobState
 from core.security import job_rights
 from core.security.actor import acting_address, acting_key
@@ -333,7 +332,7 @@ def request_stop(session: Session, job_id: str, *, at_once: bool = False, sweep_
     `sweep_cause`: why its sweep stops it.
     """
     # Locked: a job that is requeued between the read and the update must not miss the request.
-    return _stop_nodes(session, _lock_job(session, job_id), at_once=at_once, sweep_cause=sweep_cause)
+    return _stop_nodes(session, lock_job(session, job_id), at_once=at_once, sweep_cause=sweep_cause)
 
 
 def _stop_nodes(session: Session, job: Job, *, at_once: bool = False, sweep_cause: str | None = None) -> Job:
@@ -407,7 +406,7 @@ def _release_dependents(session: Session, ended: Job) -> None:
 
 def delete(session: Session, job_id: str) -> Job:
     """Hide the job and stop it if it runs; its outputs are removed once it has ended, its row stays."""
-    job = _lock_job(session, job_id)
+    job = lock_job(session, job_id)
     session.execute(update(Job).where(Job.id == job_id).values(deleted_at=now()))  # told to the jobs that wait for it
     job = _stop_nodes(session, job)
     session.execute(delete_rows(GitLogin).where(GitLogin.job_id == job_id))
@@ -426,23 +425,7 @@ def delete_of_project(session: Session, project_id: str) -> None:
         session.execute(statement, execution_options={"synchronize_session": False})
 
 
-def set_tags(session: Session, job_id: str, tags: Sequence[str]) -> Job:
-    check_tags(tags)
-    job = _lock_job(session, job_id)
-    if list(tags) != list(job.spec.tags):
-        job.spec_json = {**job.spec_json, "tags": list(tags)}
-        session.flush()
-        add_event(session, job, "tagged", detail=", ".join(tags) or None, actor=acting_key())
-    return job
-
-
-def change_tags(session: Session, job_id: str, *, add: Sequence[str], remove: Sequence[str]) -> Job:
-    """Add and remove tags of a job; of changes at the same time, none is lost."""
-    kept = [tag for tag in _lock_job(session, job_id).spec.tags if tag not in remove]
-    return set_tags(session, job_id, list(dict.fromkeys([*kept, *add])))
-
-
-def _lock_job(session: Session, job_id: str) -> Job:
+def lock_job(session: Session, job_id: str) -> Job:
     job = session.scalar(select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).with_for_update())
     if job is None:
         raise JobNotFound(job_id)

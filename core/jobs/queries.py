@@ -49,8 +49,8 @@ class JobFilter:
     """Filters for a list of jobs; an empty field does not filter.
 
     `states`, `reasons` and `tags` list alternatives; all fields must match together. `failed_with_exit_code`
-    restricts only failed jobs: True keeps those with an exit code, False those without. `text` is a part of the name or
-    the command, in any case; `submitted_by` ids of API keys; `conditions` are those of a query.
+    restricts only failed jobs: True keeps those with an exit code, False those without. `text` is a part of the name,
+    the command or the note, in any case; `submitted_by` ids of API keys; `conditions` are those of a query.
     """
 
     states: Sequence[JobState] = ()
@@ -245,13 +245,18 @@ def _searched(query: Select[*tuple[Any, ...]], wanted: JobFilter) -> Select[*tup
     if wanted.id_prefix:
         query = query.where(id_condition(wanted.id_prefix))
     if wanted.text:
-        named = Job.name.icontains(wanted.text, autoescape=True)
-        query = query.where(or_(named, Job.spec_text("command").icontains(wanted.text, autoescape=True)))
+        query = query.where(contains_text(wanted.text))
     if wanted.since:
         query = query.where(Job.created_at >= wanted.since)
     if wanted.submitted_by:
         query = query.where(Job.submitted_by.in_(wanted.submitted_by))
     return query
+
+
+def contains_text(text: str) -> ColumnElement[bool]:
+    """Build the condition that a job's name, command or note contains the text."""
+    searched = Job.name, Job.spec_text("command"), Job.note
+    return or_(*(column.icontains(text, autoescape=True) for column in searched))
 
 
 def id_condition(prefix: str) -> ColumnElement[bool]:

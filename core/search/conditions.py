@@ -15,7 +15,7 @@ from core.db.models.metrics import LastMetric
 from core.errors import SpecInvalid
 from core.formatting import parse_duration
 from core.jobs.costs.amounts import cost, duration
-from core.jobs.queries import array_condition, has_any_tag, id_condition, machine_condition
+from core.jobs.queries import array_condition, contains_text, has_any_tag, id_condition, machine_condition
 from core.jobs.spec.params import is_number
 from core.jobs.states import JobState
 from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX
@@ -88,9 +88,7 @@ class _Builder:
             return not_(func.coalesce(condition, false())) if term.negated else condition
         value = term.values[0]
         if not term.operator:
-            return or_(
-                Job.name.icontains(value, autoescape=True), Job.spec_text("command").icontains(value, autoescape=True)
-            )
+            return contains_text(value)
         if term.field in {"created", "finished"}:
             return self._time(term, value)
         if term.field == "duration":

@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeAlias
 from fastapi import Depends, Header, Query, Request, Response
 
 from core.db.database import on_commit
-from core.jobs import kept_jobs, lifecycle, queries
+from core.jobs import edits, kept_jobs, lifecycle, queries
 from service import job_actions
 from service.app_state import AppState
 from service.auth.authentication import Caller, ListSlot, PageCaller, SearchSlot
@@ -20,7 +20,7 @@ from service.presenters.outputs.explanations import explanation_of
 from service.presenters.predictions import Precision, prediction_view
 from service.schemas.base import ErrorView, QueryModel, View, parse_request
 from service.schemas.comparisons import JobDiff, PredictionView
-from service.schemas.job_changes import ActionResults, ChangeTags, CloneJob, CloneQuery, JobActions
+from service.schemas.job_changes import ActionResults, ChangeJob, CloneJob, CloneQuery, JobActions
 from service.schemas.job_list import ListJobs
 from service.schemas.jobs import (
     DryRun,
@@ -256,15 +256,16 @@ def clone_job(
     return create.present(app_state, submitted)
 
 
-@router.patch("/{job_id}/tags", openapi_extra=json_body_schema(ChangeTags))
-def change_tags(
+@router.patch("/{job_id}", openapi_extra=json_body_schema(ChangeJob))
+@router.patch("/{job_id}/tags", operation_id="change_tags", openapi_extra=json_body_schema(ChangeJob))
+def change_job(
     app_state: AppStateDep,
     job_id: str,
-    body: Annotated[ChangeTags, Depends(parse_json_body(ChangeTags))],
+    body: Annotated[ChangeJob, Depends(parse_json_body(ChangeJob))],
     session: WriteSession,
 ) -> JobView:
-    """Add tags to a job, and remove some from it."""
-    return job_view(session, app_state, lifecycle.change_tags(session, job_id, add=body.add, remove=body.remove))
+    """Change a job's name, tags or note; also after its end."""
+    return job_view(session, app_state, edits.edit(session, job_id, **body.model_dump(exclude_unset=True)))
 
 
 @router.delete("/{job_id}", status_code=204)

@@ -1,4 +1,4 @@
-"""Schemas of changes: to the clone of a job, to a job's tags, and to several jobs at once."""
+"""Schemas of changes: to the clone of a job, to a job's name, tags and note, and to several jobs at once."""
 
 from dataclasses import replace
 from typing import Literal
@@ -54,6 +54,14 @@ class ChangeTags(RequestModel):
 
     add: RequestList[str] = Field([], description="tags to add; tags that the job already has are ignored")
     remove: RequestList[str] = Field([], description="tags to remove; tags that the job does not have are ignored")
+
+
+class ChangeJob(ChangeTags):
+    """Changes to a job; what is left out stays as it is."""
+
+    name: str | None = Field(None, description="name; null: none of its own")
+    tags: RequestList[str] = Field([], description="tags in place of those that it has, before `add` and `remove`")
+    note: str | None = Field(None, description="text for people about the job, at most 2,000 characters; null: none")
 
 
 class JobActions(ChangeTags):

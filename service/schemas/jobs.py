@@ -181,6 +181,7 @@ class JobView(ViewOptions, View):
     model_config = ConfigDict(ser_json_inf_nan="strings")
     id: str
     name: str
+    note: str | None = Field(description="what people wrote about the job")
     project: str
     project_id: str
     owner: str | None = Field(

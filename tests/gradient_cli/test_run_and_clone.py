@@ -143,12 +143,23 @@ def test_a_lost_answer_does_not_make_two_clones(cli, server, protocol):
 
 
 def test_tags_are_added_and_removed(cli, server, protocol):
-    server.on("PATCH", f"/jobs/{protocol.id}/tags", protocol.job(tags=["a", "b"]), protocol.job(tags=[]))
+    server.on("PATCH", f"/jobs/{protocol.id}", protocol.job(tags=["a", "b"]), protocol.job(tags=[]))
     assert f"tags of {protocol.id}: a, b" in cli("jobs", "tags", "add", protocol.id, "a", "b").stderr
     assert server.requests[-1].json == {"add": ["a", "b"]}
     assert json.loads(cli("jobs", "tags", "remove", protocol.id, "a", "--json").stdout)["tags"] == []
     assert server.requests[-1].json == {"remove": ["a"]}
     assert cli("jobs", "tags", "add", protocol.id).returncode == 2
+
+
+def test_a_job_is_named_and_gets_a_note_beside_tags(cli, server, protocol):
+    changed = protocol.job(tags=["a"], name="best", note="first line\n\x1b[2Jlast")
+    server.on("PATCH", f"/jobs/{protocol.id}", changed, protocol.job(note=None))
+    done = cli("jobs", "tags", "add", protocol.id, "a", "--name", "best", "--note", "first line\nlast")
+    assert server.requests[-1].json == {"add": ["a"], "name": "best", "note": "first line\nlast"}
+    assert f"name of {protocol.id}: best" in done.stderr
+    assert ("last" in done.stderr, "\x1b[2J" in done.stderr) == (True, False)
+    assert "note of" in cli("jobs", "tags", "add", protocol.id, "--note", "").stderr
+    assert server.requests[-1].json == {"note": None}
 
 
 def test_a_project_is_deleted_by_its_name(cli, server, protocol):

@@ -140,8 +140,8 @@ class Api(SubmissionApi):
         query = {name: "true" for name, wanted in chosen.items() if wanted}
         return self.create(changes, to=f"{job_path(job_id)}/clone", query=query or None)
 
-    def change_tags(self, job_id: str, changes: dict[str, list[str]]) -> dict[str, Any]:
-        return self._transport.json("PATCH", f"{job_path(job_id)}/tags", body=changes, needs="id")
+    def edit_job(self, job_id: str, changes: dict[str, Any]) -> dict[str, Any]:
+        return self._transport.json("PATCH", job_path(job_id), body=changes, needs="id")
 
     def metrics(
         self,

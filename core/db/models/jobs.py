@@ -112,6 +112,7 @@ class Job(Base):
 
     spec_json: Mapped[dict[str, Any]] = mapped_column("spec", JSON)
     name: Mapped[str | None] = mapped_column(String(200))
+    note: Mapped[str | None] = mapped_column(Text)  # what people wrote about it
     machine_type: Mapped[str] = mapped_column(String(64))
     backend: Mapped[str] = mapped_column(String(32))
     simulated: Mapped[bool]  # true if another backend simulates the requested machine

@@ -1,4 +1,4 @@
-"""Names and tags: one line each, of any alphabet."""
+"""Names and tags: one line each, of any alphabet; and notes, of several lines."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from core.errors import SpecInvalid
 
 MAX_TAGS = 50
 MAX_TAG = 100
+MAX_NOTE = 2000
 
 
 def check_encodable(text: str, where: str) -> None:
@@ -36,3 +37,12 @@ def check_tags(tags: Sequence[str]) -> None:
         raise SpecInvalid(f"{len(tags)} tags; at most {MAX_TAGS} are allowed.", field="tags")
     for tag in tags:
         check_label(tag, "tags", MAX_TAG)
+
+
+def check_note(note: str) -> None:
+    """Refuse a note that is too long, or that has control characters: an escape could forge lines of a terminal."""
+    if len(note) > MAX_NOTE:
+        raise SpecInvalid(f"{len(note):,} characters; at most {MAX_NOTE:,} are allowed.", field="note")
+    for line in note.replace("\t", " ").split("\n"):
+        if line.strip():
+            check_label(line, "note", MAX_NOTE)

@@ -1,6 +1,6 @@
 """The header that all pages of a job share: its state and why, its actions, its tabs and its attempts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -96,6 +96,8 @@ def render_job_page(
     app_state: AppState,
     caller: Principal,
     header: JobHeader,
+    *,
+    edited: Mapping[str, str] | None = None,  # what was typed into a form of the header and refused, and the `error`
     **values: Any,  # noqa: ANN401 - what the template shows
 ) -> HTMLResponse:
     job = header.job
@@ -103,6 +105,8 @@ def render_job_page(
         template,
         caller=caller,
         job=job,
+        edited=edited or {},
+        given_name=header.row.name or "",
         live=job.state in LIVE,
         may_change=header.may_change,
         not_isolated=header.not_isolated,

@@ -12,17 +12,18 @@ from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from core.db.database import on_commit
-from core.jobs import kept_jobs, lifecycle
+from core.errors import SpecInvalid
+from core.jobs import edits, kept_jobs, lifecycle
 from core.jobs.spec.arrays import is_array_id, is_sweep_id
 from core.jobs.tracking import metrics
 from service.app_state import AppState
-from service.auth.authentication import PageCaller, require_key_or_session
+from service.auth.authentication import PageCaller, Principal, require_key_or_session
 from service.auth.ownership import OwnerCheck
 from service.dashboard.charts import draw_sparkline
 from service.dashboard.job.attempts import attempt_rows
 from service.dashboard.job.header import JobHeader, read_header, render_job_page
 from service.dashboard.job.timeline import phase_spans
-from service.dashboard.login import HOME, SameOriginForm
+from service.dashboard.login import HOME, FormTexts, SameOriginForm
 from service.dashboard.rendering import (
     format_metric,
     format_number,
@@ -44,6 +45,7 @@ _LAST_LINES = 14
 _LINE_BYTES = 2000
 _POINTS = 60
 _TILES = 12
+_TAG = re.compile(r'\s*"((?:[^"]|"")+)"\s*(?:,|$)|([^,]+)')
 _LOG_QUERY = frozenset({"line", "find"})
 _CHART_QUERY = frozenset({"log", "smooth", "from", "to", "axis"})
 
@@ -76,7 +78,16 @@ def show_job(
     for rest, names in (("/log", _LOG_QUERY), ("/metrics", _CHART_QUERY)):
         if names & request.query_params.keys():  # parameters of that page
             return RedirectResponse(f"{job_url(job_id, rest)}?{request.url.query}", 307)
-    header = read_header(session, app_state, caller, job_id, attempt)
+    return _overview(session, app_state, caller, read_header(session, app_state, caller, job_id, attempt))
+
+
+def _overview(
+    session: Session,
+    app_state: AppState,
+    caller: Principal,
+    header: JobHeader,
+    **shown: Any,  # noqa: ANN401 - what the template shows
+) -> Response:
     gone = {removed.what: removed for removed in header.job.removed}
     events = event_views(session, header.row)
     return render_job_page(
@@ -92,7 +103,31 @@ def show_job(
         last_lines=None if "logs" in gone else _last_lines(app_state, header),
         tiles=_tiles(session, app_state, header),
         can_predict=can_predict(session, header.row),
+        typed_tags=", ".join(_quoted(tag) for tag in header.row.spec.tags),
+        **shown,
     )
+
+
+def _quoted(tag: str) -> str:
+    """Return a tag as it is typed among others: in quotation marks if a comma would divide it."""
+    return '"{}"'.format(tag.replace('"', '""')) if "," in tag or tag.startswith('"') else tag
+
+
+@router.post("/ui/jobs/{job_id}", dependencies=[SameOriginForm])
+def edit_job(
+    session: WriteSession, app_state: AppStateDep, caller: PageCaller, job_id: str, texts: FormTexts
+) -> Response:
+    """Change the name, tags or note of a job; what is refused is shown again, with the reason."""
+    values: dict[str, Any] = {name: texts[name].strip() or None for name in ("name", "note") if name in texts}
+    if "tags" in texts:
+        tags = [quoted.replace('""', '"') or plain.strip() for quoted, plain in _TAG.findall(texts["tags"])]
+        values["tags"] = list(filter(None, tags))
+    try:
+        edits.edit(session, job_id, **values)
+    except SpecInvalid as error:
+        header = read_header(session, app_state, caller, job_id, None)
+        return _overview(session, app_state, caller, header, status=400, edited={**texts, "error": error.message})
+    return RedirectResponse(job_url(job_id), 303)
 
 
 @router.post("/ui/jobs/{job_id}/stop", dependencies=[SameOriginForm])

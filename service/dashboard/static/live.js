@@ -3,7 +3,7 @@
 
 const EVERY_MS = 3000;
 const SLOWEST_MS = 30_000;
-const ENTRY = "input:not([type=checkbox], [type=hidden]), select";
+const ENTRY = "input:not([type=checkbox], [type=hidden]), select, textarea";
 
 const main = document.querySelector("main");
 const listeners = [];

@@ -30,8 +30,15 @@ document.addEventListener("keydown", ({ key, target }) => {
   const menu = key === "Escape" && target.closest(".menu[open]");
   if (!menu) return;
   menu.open = false;
+  menu.querySelector("form")?.reset();
   menu.querySelector("summary").focus();
 });
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && event.target.matches(".edit textarea")) event.target.form.requestSubmit();
+});
+document.addEventListener("toggle", ({ target }) => {
+  if (target.open && target.matches(".edit")) target.querySelector("input, textarea").focus();
+}, true);
 
 if (document.getElementById("go-to")) listenForKeys();
 

@@ -35,7 +35,7 @@ export function openBeside(enliven) {
       if (!document.querySelector(`link[href="${CSS.escape(link.getAttribute("href"))}"]`)) document.head.append(document.adoptNode(link));
     }
     // Ids and parts are those of this page; actions are on the job's own.
-    main.querySelectorAll(".actions, .more, .stale").forEach((element) => element.remove());
+    main.querySelectorAll(".actions, .more, .stale, .edit").forEach((element) => element.remove());
     for (const element of main.querySelectorAll("*")) for (const name of ["id", "data-part", "aria-labelledby", "aria-live"]) element.removeAttribute(name);
     const name = document.createElement("a");
     name.href = `/ui/jobs/${run}`;

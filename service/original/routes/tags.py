@@ -1,6 +1,6 @@
 from typing import Any
 
-from core.jobs import lifecycle, projects, queries
+from core.jobs import edits, projects, queries
 from service.auth.authentication import Caller
 from service.auth.ownership import require_owner, require_project_owner
 from service.deps import AppStateDep, ReadSession, WriteSession
@@ -39,7 +39,7 @@ def update_tags(app_state: AppStateDep, caller: Caller, given: OriginalParams, s
     tags = list(dict.fromkeys(given.text_list("tags")))
     if entity == _JOB:
         require_owner(session, app_state, caller, entity_id)
-        lifecycle.set_tags(session, entity_id, tags)
+        edits.edit(session, entity_id, tags=tags)
     else:
         require_project_owner(session, app_state, caller, entity_id)
         projects.set_tags(session, entity_id, tags)

@@ -276,3 +276,33 @@ def test_a_job_opens_beside_the_list_and_whole(service, jobs, chromium):
     browser.wait_for(f"location.pathname === '/ui/jobs/{jobs['poor']}'")
     assert browser.messages == []
     browser.close()
+
+
+def test_a_job_is_renamed_tagged_and_annotated_on_its_page(service, browser):
+    job_id = service.submit("true", name="first try")
+    service.wait_ended(job_id)
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
+    saved = "document.readyState === 'complete' && document.querySelector('{}')?.innerText.includes('{}')"
+
+    def type_into(field, text):
+        browser.click(f"#edit-{field} summary")
+        browser.wait_for(f"document.activeElement.name === '{field}'")
+        browser.evaluate("document.activeElement.select()")
+        browser("Input.insertText", text=text)
+
+    type_into("note", "dropped")
+    press(browser, "Escape")
+    browser.wait_for("!document.querySelector('#edit-note').open")
+    assert browser.evaluate("document.querySelector('[name=note]').value") == ""
+    type_into("name", "best")
+    press(browser, "Enter", text="\r")
+    browser.wait_for(saved.format("h1", "best"))
+    type_into("tags", "kept, good")
+    press(browser, "Enter", text="\r")
+    browser.wait_for(saved.format("#tags", "good"))
+    type_into("note", "lr 0.1")
+    press(browser, "Enter", text="\r")
+    press(browser, "Enter", modifiers=2)
+    browser.wait_for(saved.format("#note .written", "lr 0.1"))
+    job = service.job(job_id)
+    assert (job["name"], job["tags"], job["note"]) == ("best", ["kept", "good"], "lr 0.1")

@@ -37,7 +37,7 @@ BODIES = {
     "change_secrets": lambda _ids: {"project": "default", "name": "TOKEN", "value": "x"},
     "original_update_tags": lambda ids: {"entity": "job", "entityId": ids["job_id"], "tags": ["x"]},
     "rename_comparison": lambda _ids: {"name": "x"},
-    "change_tags": lambda _ids: {"add": ["x"]},
+    "change_job": lambda _ids: {"add": ["x"]},
     "save_receiver": lambda _ids: {"url": "https://example.org"},
     "request_trial": lambda _ids: {"key": "k" * 16},
     "report_trial": lambda _ids: {"key": "k" * 16},

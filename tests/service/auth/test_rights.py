@@ -108,7 +108,7 @@ BODIES = {
     "compare_jobs": lambda ids: {"jobs": [ids["job_id"], ids["other_id"]]},
     "rename_comparison": lambda _ids: {"name": "x"},
     "repeat_comparison": lambda _ids: {"machineTypes": ["CPU"]},
-    "change_tags": lambda _ids: {"add": ["x"]},
+    "change_job": lambda _ids: {"add": ["x"]},
     "set_project_secret": lambda _ids: {"value": "x"},
     "set_project_registry": lambda _ids: {"username": "u", "password": "p"},
     "set_member": lambda _ids: {"role": "viewer"},

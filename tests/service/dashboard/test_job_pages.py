@@ -1,5 +1,6 @@
 """The list of jobs and the page of one, as a browser without scripts sees them."""
 
+import html
 import re
 from html.parser import HTMLParser
 
@@ -280,3 +281,31 @@ def test_stop_and_delete_are_forms(signed_in_browser, client, wake_calls):
 def test_the_page_of_an_array_is_the_list_of_its_members(signed_in_browser, given, page):
     answer = signed_in_browser.get(f"/ui/jobs/{given}")
     assert (answer.status_code, answer.headers["location"]) == (307, page)
+
+
+def test_a_refused_edit_is_shown_again_with_the_reason(client, signed_in_browser, anonymous_client):
+    job_id = made(client, name="first", tags=['say "x"', '"b"', "a,b"])
+    page = f"/ui/jobs/{job_id}"
+    typed = html.unescape(re.search('<input name="tags" value="([^"]*)"', signed_in_browser.get(page).text)[1])
+    assert typed == 'say "x", """b""", "a,b"'
+    for field, text, wrong in (
+        ("name", "x" * 201, "201 characters"),
+        ("tags", f"{typed}, {'t' * 101}", "101 characters"),
+        ("note", f"<b>\n{'n' * 2000}", "2,004 characters"),
+    ):
+        refused = signed_in_browser.post(page, data={field: text})
+        assert (refused.status_code, wrong in refused.text) == (400, True)
+        assert f'id="edit-{field}" open>' in refused.text
+        assert (text in html.unescape(refused.text), "<b>\n" in refused.text) == (True, False)
+    job = client.get(f"/jobs/{job_id}").json()
+    assert (job["name"], job["note"], job["tags"]) == ("first", None, ['say "x"', '"b"', "a,b"])
+    for change in ({"tags": f"{typed},new , "}, {"note": "see\r\nhttps://example.org/<b>"}, {"name": " "}):
+        saved = signed_in_browser.post(page, data=change, follow_redirects=False)
+        assert (saved.status_code, saved.headers["location"]) == (303, page)
+    job = client.get(f"/jobs/{job_id}").json()
+    assert (job["note"], job["tags"]) == ("see\nhttps://example.org/<b>", ['say "x"', '"b"', "a,b", "new"])
+    assert job["name"] != "first"
+    assert "see\n<a" in signed_in_browser.get(page).text
+    foreign = {"Origin": "https://elsewhere.example"}
+    assert signed_in_browser.post(page, data={"note": "x"}, headers=foreign).status_code == 403
+    assert anonymous_client.post(page, data={"note": "x"}).status_code == 401

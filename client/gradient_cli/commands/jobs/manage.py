@@ -301,7 +301,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "array": f"{job['arrayId']}_{job['arrayIndex']}: {job['arrayValue']}" if job.get("arrayValue") else "",
     }
     gone = {gap["what"]: f"{gap['message']} {format_moment_and_age(gap['at'])}" for gap in job.get("removed") or []}
-    exact |= {"note": " ".join(job.get("notes") or [])}
+    exact |= {"note": " ".join(filter(None, [job.get("note"), *(job.get("notes") or [])]))}
     exact |= {"log": gone.get("logs", ""), "artifacts": gone.get("artifacts", "")}
     times = {name: format_moment_and_age(job.get(f"{name}At")) for name in ("created", "started", "finished")}
     spent = format_cost(job, str(job.get("machineType") or "")) + arrays.describe_ceiling(job)
