@@ -17,7 +17,7 @@ from core.jobs.spec.params import Value, command_params, read_value
 from service.dashboard.forms.kinds import KINDS
 from service.schemas.jobs import SubmitJob
 
-SHOWN_FIRST = ("name", "project", "container", "tags", "envVars")
+SHOWN_FIRST = ("name", "project", "container", "tags", "params", "envVars")
 """Options that are always shown, in this order; the others can be unfolded."""
 _THEN = ("outputs", "timeLimit", "maxCost", "maxAttempts", "ports")  # the first of the others
 
@@ -229,9 +229,10 @@ def reveal_values(fields: dict[str, Any], original: JobSpec) -> None:
 
 
 def find_changes(texts: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: before.get(name, "") for name in _OF_JOBS if texts.get(name, "").strip() != before.get(name, "").strip()
-    }
+    # A form names the digest of an upload only, and files are never the source in the form that a job filled.
+    texts = {"source": "none", **texts}
+    names = [*(name for name in _OF_JOBS if name != "workspaceSha256"), "source", "workspaceOf"]
+    return {name: before.get(name, "") for name in names if texts.get(name, "").strip() != before.get(name, "").strip()}
 
 
 def find_conflicts(fields: Mapping[str, Any]) -> dict[str, str]:

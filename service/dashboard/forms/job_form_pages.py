@@ -260,6 +260,8 @@ def _render(session: Session, app_state: AppState, caller: Principal, state: For
     parsed, _ = job_fields.parse_fields(texts, state.makes)
     if "workspaceSha256" in errors:
         errors.setdefault("workspace", errors.pop("workspaceSha256"))
+    if texts.get("action") == "typing":  # what is still empty may be typed yet
+        errors = {name: text for name, text in errors.items() if name == GENERAL or texts.get(name, "").strip()}
     sha256 = texts.get("workspaceSha256")
     stored = sha256 is not None and may_use_workspace(app_state, caller.id, sha256)
     uploaded = app_state.workspaces.stat(sha256) if sha256 and stored else None

@@ -6,6 +6,7 @@ const PAUSE_MS = 700;
 export function checkWhileTyping(form, onChange) {
   let timer = 0;
   let latest = 0;
+  const checked = form.querySelector("#problems, #plan") !== null; // by a button, which leads here again
 
   async function check() {
     const number = ++latest;
@@ -13,7 +14,7 @@ export function checkWhileTyping(form, onChange) {
     const chosen = fields.getAll("files").some((file) => file.size > 0);
     fields.delete("files");
     if (chosen) fields.set("chosen", "1");
-    fields.set("action", "check");
+    fields.set("action", checked ? "check" : "typing");
     try {
       const answer = await fetch(form.getAttribute("action"), { method: "POST", body: fields });
       if (!answer.ok || number !== latest) return;
@@ -64,4 +65,6 @@ export function checkWhileTyping(form, onChange) {
   });
   form.addEventListener("change", showSource);
   showSource();
+  form.addEventListener("submit", () => sessionStorage.setItem("form-scroll", scrollY));
+  if (checked) scrollTo({ top: sessionStorage.getItem("form-scroll"), behavior: "instant" });
 }

@@ -93,16 +93,16 @@ def test_a_job_becomes_a_sweep_which_drops_its_recorded_parameter(service, brows
     browser.click("#kind-sweep")
     assert browser.evaluate(f"{VISIBLE}('#space, #cron, #repeats').map(field => field.id)") == ["space"]
     assert browser.text("h1") == "New sweep"
-    browser.evaluate("document.querySelector('#other-options').open = false")
     browser.fill("#space", "lr=0.1,0.2")
     browser.fill("#metric", "loss:min")
     browser.fill("#trials", "2")
     browser.wait_for("document.querySelector('.field .conflict')?.innerText.includes('the sweep tries values of it')")
-    browser.wait_for("document.querySelector('#other-options').open")
     browser.wait_for("document.querySelector('#command-line').innerText.startsWith('gradient-cli sweeps create')")
+    top = browser.evaluate("document.querySelector('[name=drop]').scrollIntoView({behavior: 'instant'}), scrollY")
     browser.click("[name=drop]")
     browser.wait_for(f"!document.querySelector('.conflict') && document.querySelector('#plan') && {LOADED}")
     assert browser.evaluate("document.querySelector('#params').value") == ""
+    assert abs(browser.evaluate("scrollY") - top) < 200, "the page stays where it was read"
     browser.click("#submit")
     browser.wait_for("new URLSearchParams(location.search).get('q')?.startsWith('sweep:')")
     sweep_id = browser.evaluate("new URLSearchParams(location.search).get('q')").removeprefix("sweep:")

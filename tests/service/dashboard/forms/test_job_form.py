@@ -242,6 +242,25 @@ def test_a_workspace_of_an_earlier_job_is_used_again(signed_in_browser, client):
     assert job["workspace"] == "https://example.org/x.git#main"
 
 
+@pytest.mark.parametrize(
+    ("files", "given"),
+    [
+        ([("main.py", b"print()")], {"source": "files"}),
+        ([], {"source": "git", "workspace": "https://example.org/x.git"}),
+        ([], {"source": "none"}),
+    ],
+    ids=lambda value: value["source"] if isinstance(value, dict) else "",
+)
+def test_a_clone_marks_its_workspace_if_that_differs(signed_in_browser, files, given):
+    fields = {"machineType": "CPU", "command": "true", "project": "default"}
+    parent = send(signed_in_browser, files=files, **fields, **given).headers["location"].rpartition("/")[2]
+    same = fields | {"from": parent} | ({"source": "job", "workspaceOf": parent} if files else given)
+    assert not changed_fields(signed_in_browser.get(f"{PAGE}?from={parent}"))
+    assert changed_fields(send(signed_in_browser, "check", **same)) == []
+    other = {"source": "git", "workspace": "https://example.org/other.git"}
+    assert changed_fields(send(signed_in_browser, "check", **same | other)) == ["workspace"]
+
+
 def test_a_chosen_secret_is_an_environment_variable(signed_in_browser, client):
     client.put("/secrets/HF_TOKEN", json={"value": "hidden-value"})
     assert "<code>HF_TOKEN</code>" in signed_in_browser.get(PAGE).text
@@ -329,6 +348,10 @@ def test_each_mistake_in_what_has_several_jobs_is_explained_at_its_field(signed_
     assert value_of(page, "command") == "kept"
     assert f'id="kind-{fields["kind"]}" name="kind" value="{fields["kind"]}" checked' in page.text
     assert client.get("/jobs").json()["jobs"] == []
+    page = send(signed_in_browser, "typing", **{"machineType": "CPU", "command": "kept"} | fields)
+    filled = {name for name in errors if fields.get(name) or fields.get(f"{name}s")}
+    assert {name for name in FIELDS if field_error(page, name)} == filled, "nothing is said of what may be typed yet"
+    assert ("would be refused" in page.text) == bool(filled)
 
 
 def test_a_sweep_like_a_job_gets_its_hidden_values(signed_in_browser, client, stores):
@@ -368,7 +391,7 @@ def test_a_recorded_parameter_that_something_contradicts_can_be_dropped(signed_i
 
 def test_advanced_options_are_unfolded_if_they_have_values_or_errors(signed_in_browser, client):
     folded = '<details id="other-options" class="section">'
-    assert folded in signed_in_browser.get(PAGE).text
+    assert folded in signed_in_browser.get(f"{PAGE}?params=seed=1").text.partition('id="params"')[2], "shown always"
     assert folded not in signed_in_browser.get(f"{PAGE}?outputs=out").text
     assert folded not in send(signed_in_browser, machineType="CPU", command="true", nodes="0").text
     client.post("/jobs", json=make_job_body(command="echo again"))
