@@ -7,7 +7,9 @@ from support.live_service import make_job_body
 
 def test_the_page_of_a_schedule(signed_in_browser, client, worker):
     """It shows the last 30 runs, the last failure, the next times in the schedule's time zone, and has its actions."""
-    body = make_job_body(cron="0 3 * * *", timezone="Asia/Tokyo", name="<nightly>", command="python main.py &")
+    body = make_job_body(
+        cron="0 3 * * *", timezone="Asia/Tokyo", name="<nightly>", command="python main.py &", params={"lr": 0.1}
+    )
     address = f"/ui/schedules/{client.post('/schedules', json=body).json()['id']}"
     assert "No runs yet." in signed_in_browser.get(address).text
     worker.register()
@@ -23,6 +25,7 @@ def test_the_page_of_a_schedule(signed_in_browser, client, worker):
     assert page.count(" 03:00 JST <") == 5
     assert '<pre class="command">python main.py &amp;</pre>' in page
     assert "<h1>&lt;nightly&gt;</h1>" in page
+    assert "<dt><code>lr</code></dt><dd><code>0.1</code></dd>" in page
     assert signed_in_browser.post(f"{address}/suspend").headers["location"] == address
     page = signed_in_browser.get(address).text
     assert (page.count(f'action="{address}/resume"'), page.count("Suspended<")) == (1, 2)
