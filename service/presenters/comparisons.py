@@ -113,7 +113,8 @@ def _undecided(comparison: Comparison, rows: list[Row], *, ranked: bool, over: b
             return f"Only {_title(row)} reached {goal} in every job: {cost} and {time}."
     best = (max if comparison.goal == "max" else min)(row.final.median for row in finals if row.final)
     names = _join(_title(row) for row in finals if row.final and row.final.median == best)
-    return f"No machine type reached {goal} in every job; the best final value is {best:.4g}, on {names}."
+    final = f"the best final value, the median of the last fifth, is {best:.4g}, on {names}"
+    return f"No machine type reached {goal} in every job; {final}."
 
 
 def _changes(app_state: AppState, decision: Decision) -> list[str]:
