@@ -22,7 +22,9 @@ def made(client, **fields) -> str:
 
 
 def badges(page) -> list[str]:
-    return re.findall(r'<span class="badge \w+"><span class="dot" aria-hidden="true"></span>(\w+)</span>', page.text)
+    return re.findall(
+        r'<span class="badge \w+"><span class="dot" aria-hidden="true" title="\w+"></span>(\w+)</span>', page.text
+    )
 
 
 class Markup(HTMLParser):
