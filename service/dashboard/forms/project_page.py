@@ -12,6 +12,7 @@ from core.db.models.jobs import Job, Project
 from core.errors import ProjectNotFound
 from core.jobs import projects, queries
 from core.jobs.costs import amounts
+from core.jobs.costs.report import report
 from core.search.query_text import quote
 from core.security import credentials, members
 from service.app_state import AppState
@@ -29,7 +30,8 @@ SPENDING_DAYS = 30
 @router.get("/ui/projects", dependencies=[SearchSlot])
 def show_projects(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
     """Show the projects with their jobs, limits and retention policies."""
-    return render_page("projects.html", caller=caller, projects=projects_view(session, app_state).projects)
+    week = {row.name: row for row in report(session, "project", 7)}
+    return render_page("projects.html", caller=caller, projects=projects_view(session, app_state).projects, week=week)
 
 
 @router.get("/ui/projects/{name:path}")

@@ -1,11 +1,15 @@
 """Budgets by HTTP: set, shown, waited for, refused, and summed."""
 
+import html
+import re
+
 import pytest
 from sqlalchemy import update
 from support.live_service import make_job_body, record_statements
 
 from core.db.database import now
 from core.db.models.jobs import Attempt, Job
+from core.formatting import format_cost
 from service.notifications import sender
 
 
@@ -133,7 +137,14 @@ def test_costs_count_deleted_jobs_and_agree_in_every_form(client, worker, by):
     lines = client.get("/costs/csv", params={"by": by, "days": 3}).text.splitlines()
     assert lines[0] == f"{by},usd,gpu_hours,jobs"
     assert [line.split(",")[0] for line in lines[1:]] == [row["name"] for row in rows]
-    assert all(row["name"] in client.get("/ui/costs", params={"by": by, "days": 3}).text for row in rows)
+    page = client.get("/ui/costs", params={"by": by, "days": 3}).text
+    assert all(row["name"] in page for row in rows)
+    assert ('<a href="/ui/projects/vision">vision</a>' in page) == (by == "project")
+    week = re.search(r'data-label="Last 7 days"[^>]*><a[^>]*>([^<]*)', client.get("/ui/projects").text)[1]
+    assert html.unescape(week) == format_cost(rows[-1]["cost"])
+    today = client.get(re.search(r'href="([^"]*)">Cost today', client.get("/ui").text)[1]).text
+    assert "<h1>Costs today</h1>" in today
+    assert week in today
 
 
 def test_what_is_spent_of_ceilings_and_budgets_is_told_once_for_each_step(client, worker, stores, database, project):
