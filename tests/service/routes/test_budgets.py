@@ -140,7 +140,7 @@ def test_costs_count_deleted_jobs_and_agree_in_every_form(client, worker, by):
     page = client.get("/ui/costs", params={"by": by, "days": 3}).text
     assert all(row["name"] in page for row in rows)
     assert ('<a href="/ui/projects/vision">vision</a>' in page) == (by == "project")
-    week = re.search(r'data-label="Last 7 days"[^>]*><a[^>]*>([^<]*)', client.get("/ui/projects").text)[1]
+    week = re.search(r'data-label="Spent in 7 days"[^>]*><a[^>]*>([^<]*)', client.get("/ui/projects").text)[1]
     assert html.unescape(week) == format_cost(rows[-1]["cost"])
     today = client.get(re.search(r'href="([^"]*)">Cost today', client.get("/ui").text)[1]).text
     assert "<h1>Costs today</h1>" in today
