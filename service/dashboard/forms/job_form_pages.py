@@ -253,15 +253,21 @@ def _recent(session: Session, caller: Principal) -> dict[str, list[str]]:
     return {"command": commands, "container": images}
 
 
+def _shown_errors(state: FormState) -> dict[str, str]:
+    """Return the errors by field; while the form is filled in, without those of fields that are still empty."""
+    texts, errors = state.texts, dict(state.plan.errors) if state.plan else {}
+    if "workspaceSha256" in errors:
+        errors.setdefault("workspace", errors.pop("workspaceSha256"))
+    if texts.get("action") != "typing":
+        return errors
+    return {name: error for name, error in errors.items() if name == GENERAL or texts.get(name, "").strip()}
+
+
 def _render(session: Session, app_state: AppState, caller: Principal, state: FormState) -> Response:
     texts = state.texts
     shown = {**state.fields, **({"workspaceSha256": ""} if texts.get("source") == "files" else {})}
-    errors = dict(state.plan.errors) if state.plan else {}
+    errors = _shown_errors(state)
     parsed, _ = job_fields.parse_fields(texts, state.makes)
-    if "workspaceSha256" in errors:
-        errors.setdefault("workspace", errors.pop("workspaceSha256"))
-    if texts.get("action") == "typing":  # what is still empty may be typed yet
-        errors = {name: text for name, text in errors.items() if name == GENERAL or texts.get(name, "").strip()}
     sha256 = texts.get("workspaceSha256")
     stored = sha256 is not None and may_use_workspace(app_state, caller.id, sha256)
     uploaded = app_state.workspaces.stat(sha256) if sha256 and stored else None
