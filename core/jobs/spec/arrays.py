@@ -54,12 +54,12 @@ def standalone_command(job: Job) -> str:
 
 def fixed_by_value(job: Job, params: Mapping[str, object]) -> str | None:
     """Return the parameter of these whose value the member's clone would not get: its array's value has another."""
-    words = (job.array_value or "").split() if "GRADIENT_ARRAY_VALUE" in job.spec.command else []
+    arguments = (job.array_value or "").split() if "GRADIENT_ARRAY_VALUE" in job.spec.command else []
     return next(
         (
             name
             for name, value in params.items()
-            if any(word.startswith(f"--{name}=") and word != f"--{name}={value}" for word in words)
+            if any(text.startswith(f"--{name}=") and text != f"--{name}={value}" for text in arguments)
         ),
         None,
     )
