@@ -196,8 +196,9 @@ class Board {
         const answer = await this.#fetch();
         if (answer.status === 429) pause = 1000 * Number(answer.headers.get("Retry-After") ?? 0);
         else if (answer.status < 500) this.#wasLive = live;
-      } catch {
+      } catch (error) {
         // The next request may succeed; the charts stay as they are until then.
+        if (!(error instanceof TypeError)) reportError(error);
       }
     }
     // A slow server is polled less often.

@@ -149,7 +149,7 @@ export function singleTable(metrics, few) {
     const values = series.map((one) => one.last).filter((value) => typeof value === "number");
     const ends = values.length ? [Math.min(...values), Math.max(...values)] : [null, null];
     const texts = labels[0] === undefined ? [series[0].last] : labels.length <= few ? labels.map((label) => series.find((one) => one.label === label)?.last) : ends;
-    table.tBodies[0].append(row(title, texts.map(unit), "td"));
+    table.tBodies[0].append(row(title, texts.map((text) => unit(text)), "td"));
   }
   return table;
 }

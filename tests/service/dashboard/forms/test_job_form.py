@@ -182,44 +182,6 @@ def test_a_clone_opens_filled_and_marks_what_differs(signed_in_browser, client):
     assert (job["parentJobId"], job["envVars"]["LR"], job["command"]) == (parent, "0.2", "echo one\necho two")
 
 
-@pytest.mark.parametrize(
-    ("command", "value", "standalone"),
-    [
-        ("train $GRADIENT_ARRAY_VALUE -v", "--lr=0.1 --w=2", "train --lr=0.1 --w=2 -v"),
-        ("train ${GRADIENT_ARRAY_VALUE}", "x_1", "train x_1"),
-        ("train", "a", "export GRADIENT_ARRAY_INDEX=0 GRADIENT_ARRAY_VALUE=a\ntrain"),
-        (
-            "train $GRADIENT_ARRAY_VALUE",
-            "$b",
-            "export GRADIENT_ARRAY_INDEX=0 GRADIENT_ARRAY_VALUE='$b'\ntrain $GRADIENT_ARRAY_VALUE",
-        ),
-        (
-            "train $GRADIENT_ARRAY_VALUE $GRADIENT_ARRAY_INDEX",
-            "a",
-            "export GRADIENT_ARRAY_INDEX=0 GRADIENT_ARRAY_VALUE=a\ntrain a $GRADIENT_ARRAY_INDEX",
-        ),
-    ],
-)
-def test_the_clone_of_a_member_has_its_value_in_the_command(signed_in_browser, client, command, value, standalone):
-    """The form makes jobs of no array, which get none."""
-    array = client.post("/jobs", json=make_job_body(command=command, array=f"{value}\nb")).json()["arrayId"]
-    member = next(job for job in client.get("/jobs", params={"array": array}).json()["jobs"] if job["arrayIndex"] == 0)
-    page = signed_in_browser.get(f"{PAGE}?from={member['id']}")
-    assert value_of(page, "command") == standalone
-    assert not changed_fields(page)
-
-
-def test_a_parameter_that_the_value_of_a_member_has_is_not_changed_in_its_clone(client):
-    body = make_job_body(command="train $GRADIENT_ARRAY_VALUE", space={"lr": "0.1"}, metric="loss:min", method="grid")
-    path = f"/jobs/{client.post('/sweeps', json=body).json()['trials'][0]['jobId']}/clone"
-    refused = client.post(path, json={"params": {"lr": 0.2}})
-    assert refused.status_code == 400
-    assert "The program would not get lr" in refused.json()["error"]["message"]
-    assert client.post(path, json={"params": {"lr": 0.1, "seed": 7}}).status_code == 201
-    command = "train --lr 0.2"
-    assert client.post(path, json={"params": {"lr": 0.2}, "command": command}).json()["command"] == command
-
-
 def test_hidden_values_are_those_of_the_cloned_job(signed_in_browser, client, stores):
     parent = client.post("/jobs", json=make_job_body(envVars={"API_TOKEN": "hush"})).json()["id"]
     texts = {"machineType": "CPU", "command": "true", "from": parent}
