@@ -1,5 +1,7 @@
 // The form of a new job: shows the fields of the chosen workspace alone, and checks the job while it is filled in.
-// The server checks; here, its page is asked for again and the parts with its findings are replaced.
+// The server checks; here, its page is asked for again and the parts with what it says are changed.
+
+import { update } from "./morph.js";
 
 const PAUSE_MS = 700;
 
@@ -28,9 +30,7 @@ export function checkWhileTyping(form, onChange) {
   function showFindings(fresh) {
     for (const part of fresh.querySelectorAll("[data-job-form] [data-part]")) {
       const shown = form.querySelector(`[data-part="${part.dataset.part}"]`);
-      if (!shown || shown.isEqualNode(part)) continue;
-      shown.replaceWith(document.adoptNode(part));
-      onChange(part);
+      if (shown && update(shown, part)) onChange(shown);
     }
     for (const folded of form.querySelectorAll("details:has(.field-error, .conflict)")) folded.open = true;
     for (const field of fresh.querySelectorAll("[data-field]")) {

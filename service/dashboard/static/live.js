@@ -1,9 +1,10 @@
-// Keeps a page up to date: fetches it again, and replaces the parts that differ.
+// Keeps a page up to date: fetches it again, and changes what differs in its parts.
 // Nothing about jobs is known here; what the page shows is decided on the server alone.
+
+import { holdFocus, note, update } from "./morph.js";
 
 const EVERY_MS = 3000;
 const SLOWEST_MS = 30_000;
-const ENTRY = "input:not([type=checkbox], [type=hidden]), select, textarea";
 
 const main = document.querySelector("main");
 const listeners = [];
@@ -11,6 +12,8 @@ let failures = 0;
 let pause = 0;
 let timer = 0;
 let under_way = null;
+
+for (const part of main.querySelectorAll("[data-part]")) note(part);
 
 export function isLive() {
   return main.dataset.live === "yes";
@@ -39,7 +42,7 @@ export function tellOfEnd(button) {
   });
 }
 
-// Links and forms of the workspace change its address: the parts that differ are replaced, and the charts stay.
+// Links and forms of the workspace change its address: what differs is changed, and the charts stay.
 const OF_THE_LIST = ["q", "ids", "sort", "cols", "after", "before", "at", "did", "state", "project", "machineType", "tag", "query", "charts", "open"];
 
 export function stayOnPage() {
@@ -87,7 +90,7 @@ async function fetchParts() {
     pause = 1000 * Number(answer.headers.get("Retry-After") ?? 0);
     if (!answer.ok) throw new Error(answer.statusText);
     const live = isLive();
-    replaceParts(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    updateParts(new DOMParser().parseFromString(await answer.text(), "text/html"));
     if (live && !isLive()) document.querySelector("[data-tell]")?.remove();
     if (live && !isLive() && "tells" in main.dataset) new Notification(document.title);
     failures = 0;
@@ -100,44 +103,17 @@ async function fetchParts() {
   if (banner.textContent !== stale) banner.textContent = stale;
 }
 
-function replaceParts(fresh) {
-  let waiting = false;
+function updateParts(fresh) {
+  const active = document.activeElement;
   for (const part of fresh.querySelectorAll("[data-part]")) {
     const shown = main.querySelector(`[data-part="${part.dataset.part}"]`);
-    const text = part.innerHTML;
-    if (!shown || shown.dataset.was === text) continue;
-    const active = shown.contains(document.activeElement) ? document.activeElement : null;
-    // To replace a field that is being filled in would close its list and move its cursor.
-    if (active?.matches(ENTRY)) {
-      waiting = true;
-      continue;
-    }
-    part.dataset.was = text;
-    for (const open of shown.querySelectorAll("details[open][id]")) counterpart(open, part)?.setAttribute("open", "");
-    for (const field of shown.querySelectorAll(`:is(${ENTRY}, [type=checkbox])[name]`)) keepEntry(field, counterpart(field, part));
-    const focused = active && counterpart(active, part);
-    part.className = shown.className === part.className ? part.className : part.className || shown.className;
-    shown.replaceWith(document.adoptNode(part));
-    focused?.focus({ preventScroll: true });
-    for (const listener of listeners) listener(part);
+    if (!shown || !update(shown, part)) continue;
+    for (const listener of listeners) listener(shown);
+    if (shown.contains(active)) holdFocus(active, shown);
   }
   document.title = fresh.title;
   const icon = fresh.querySelector('link[rel="icon"]')?.getAttribute("href");
   const shownIcon = document.querySelector('link[rel="icon"]');
   if (icon && shownIcon.getAttribute("href") !== icon) shownIcon.setAttribute("href", icon);
-  if (!waiting) main.dataset.live = fresh.querySelector("main")?.dataset.live ?? "no";
-}
-
-function counterpart(element, part) {
-  if (element.id) return part.querySelector(`#${CSS.escape(element.id)}`);
-  if (!element.name) return null;
-  const value = element.matches(ENTRY) ? "" : `[value="${CSS.escape(element.value)}"]`;
-  return part.querySelector(`[name="${CSS.escape(element.name)}"]${value}`);
-}
-
-// Takes over what was typed, ticked or chosen in a field.
-function keepEntry(field, fresh) {
-  if (!fresh) return;
-  if (field.type === "checkbox") fresh.checked = field.checked;
-  else if (!fresh.options || [...fresh.options].some((option) => option.value === field.value)) fresh.value = field.value;
+  main.dataset.live = fresh.querySelector("main")?.dataset.live ?? "no";
 }

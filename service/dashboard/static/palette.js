@@ -4,9 +4,8 @@ import { offerChoices } from "./choices.js";
 import { isCommand } from "./table.js";
 
 const KEYS = [
-  ["/", "search jobs"],
+  ["/", "search jobs; find in a log"],
   ["Ctrl K", "go to a job, project, page or action"],
-  ["g h, g j", "go home, to the jobs; c, s, w, p, m, e: to the other sections"],
   ["n", "new job"],
   ["j  k", "next and previous job of a list"],
   ["x", "select the job"],
@@ -43,16 +42,16 @@ function command(event) {
     event.stopImmediatePropagation(); // a list has a meaning of its own for j
     section.click();
   } else if (key === "/") {
-    const field = document.getElementById("q");
+    const field = [...document.querySelectorAll("#q, [data-find] input[type=search]")].find((input) => input.offsetParent);
     event.preventDefault();
-    if (field?.offsetParent) field.select();
+    if (field) field.select();
     else openPalette();
   } else if (key === "?") openHelp();
   else if (/^[1-9]$/.test(key)) document.querySelector(`.pages-of a:nth-child(${key})`)?.click();
   else if (key in CLICKED) {
     const control = document.querySelector(CLICKED[key]);
     control?.click();
-    control?.focus();
+    (control?.parentElement.open ? control.nextElementSibling.querySelector("button") : control)?.focus();
   }
 }
 
@@ -74,15 +73,16 @@ function openDialog(dialog) {
 
 function openHelp() {
   const list = make("dl");
-  for (const [key, text] of KEYS) list.append(make("dt", {}, make("kbd", { textContent: key })), make("dd", { textContent: text }));
+  const sections = new Map([...document.querySelectorAll("[data-go]")].map((link) => [`g ${link.dataset.go}`, link.textContent.trim()]));
+  for (const [key, text] of [...KEYS, ...sections]) list.append(make("dt", {}, make("kbd", { textContent: key })), make("dd", { textContent: text }));
   const close = make("form", { method: "dialog" }, make("button", { textContent: "Close" }));
   openDialog(make("dialog", { className: "keys", ariaLabel: "Keys" }, make("h2", { textContent: "Keys" }), list, close));
 }
 
 // What the page itself leads to or does, by the words on it.
 function controls() {
-  const offered = (selector, kind) => [...document.querySelectorAll(selector)].map((control) => ({
-    text: control.textContent.trim().replace(/\s+/g, " "),
+  const offered = (selector, kind, of = "") => [...document.querySelectorAll(selector)].map((control) => ({
+    text: (control.textContent.trim() || control.title).replace(/\s+/g, " ") + of,
     kind,
     run: () => {
       control.click();
@@ -90,7 +90,8 @@ function controls() {
     },
   }));
   const actions = ".actions :is(a, button, summary):not(.menu > :not(summary) *, :disabled), #account button, #new-job";
-  return [...offered(actions, "action"), ...offered(".sections a, #account nav a:last-child", "page")];
+  const selected = document.querySelector("[data-selected]")?.textContent;
+  return [...offered(".bulk:not(.none) > button:not([data-every], :disabled)", "action", `: ${selected}`), ...offered(actions, "action"), ...offered(".sections a, #account nav a:last-child", "page")];
 }
 
 async function read(address) {

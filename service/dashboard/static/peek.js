@@ -1,6 +1,7 @@
 // A job beside the table of runs: its header and its overview, as its own page has them.
 
 import { onChange } from "./live.js";
+import { note, update } from "./morph.js";
 import { isCommand } from "./table.js";
 
 const WIDE = matchMedia("(min-width: 1000px)");
@@ -9,10 +10,11 @@ export function openBeside(enliven) {
   const aside = document.getElementById("peek");
   const rows = () => [...document.querySelectorAll("[data-runs-table] tbody tr[data-run]")];
   let run = "";
+  let shown = "";
   let live = false;
 
   function close() {
-    [run, aside.hidden] = ["", true];
+    [run, shown, aside.hidden] = ["", "", true];
     aside.replaceChildren();
     mark();
   }
@@ -43,14 +45,23 @@ export function openBeside(enliven) {
     const title = document.createElement("h2");
     title.append(name);
     main.querySelector("h1").replaceWith(title);
+    aside.hidden = false;
+    const fresh = aside.cloneNode();
+    fresh.append(...document.adoptNode(main).children);
+    if (shown === run) update(aside, fresh);
+    else showOther(fresh);
+    shown = run;
+    enliven(aside);
+  }
+
+  function showOther(fresh) {
     const button = Object.assign(document.createElement("button"), { type: "button", className: "quiet", textContent: "✕", ariaLabel: "Close", title: "Close (Escape)" });
     button.addEventListener("click", close);
     const { scrollTop } = aside;
-    aside.replaceChildren(...document.adoptNode(main).children);
+    aside.replaceChildren(...fresh.children);
+    note(aside);
     aside.querySelector(".heading").append(button);
-    aside.hidden = false;
     aside.scrollTop = scrollTop;
-    enliven(aside);
   }
 
   document.addEventListener("run", ({ detail: row }) => {

@@ -9,11 +9,13 @@ const kept = JSON.parse(localStorage.getItem("widths") ?? "{}");
 export function resizeTable() {
   const splitter = document.querySelector("[data-splitter]");
   const columns = () => document.querySelectorAll("[data-runs-table] th[aria-sort]").forEach((head) => {
+    const cells = () => [...head.closest("table").rows].map((row) => row.cells[head.cellIndex]);
+    const apply = (width) => cells().forEach(({ style }) => Object.assign(style, { maxWidth: width, minWidth: width }));
+    if (head.querySelector(".grip")) return kept[head.dataset.key] && apply(`${kept[head.dataset.key]}px`);
     const grip = document.createElement("span");
     grip.className = "grip";
     head.append(grip);
-    const cells = () => [...head.closest("table").rows].map((row) => row.cells[head.cellIndex]);
-    drag(grip, head.dataset.key, head, (width) => cells().forEach(({ style }) => Object.assign(style, { maxWidth: width, minWidth: width })));
+    drag(grip, head.dataset.key, head, apply);
   });
   if (splitter) drag(splitter, "table", splitter.previousElementSibling, (width) => {
     splitter.parentElement.style.setProperty("--table", width);

@@ -211,6 +211,32 @@ def test_the_palette_finds_names_that_look_like_ids_and_beginnings_of_ids(browse
     browser.wait_for("!document.querySelector('.palette')")
 
 
+def test_what_is_done_with_selected_rows_covers_the_table(service, chromium):
+    browser = Browser(chromium, size=(1366, 300))
+    service.submit("true", name="rows", project="tall", array="0-5")
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
+    browser.open(f"{service.cli_json['url']}/ui/jobs?q=project:tall")
+    browser.click("a.fold")
+    browser.wait_for("document.querySelectorAll('tbody tr').length === 7")
+    for _ in range(2):
+        press(browser, "j")
+        press(browser, "x")
+    browser.wait_for("document.querySelector('.current > :first-child')")
+    assert "inset" in browser.evaluate("getComputedStyle(document.querySelector('.current > .pick')).boxShadow")
+    shades = "['.current', '.current > .name'].map(name => getComputedStyle(document.querySelector(name)).backgroundColor)"
+    assert len(set(browser.evaluate(shades))) == 1, "the column that stays in sight as well"
+    browser.evaluate("scrollTo(0, 0)")
+    on_top = "(box => document.elementFromPoint(box.left + 4, box.top + 4).value)({}.getBoundingClientRect())"
+    for action in ("stop", "compare"):
+        assert browser.evaluate(on_top.format(f"document.querySelector('.bulk [value={action}]')")) == action
+    press(browser, "k", modifiers=2, code="KeyK", windowsVirtualKeyCode=75)
+    browser("Input.insertText", text="compare")
+    browser.wait_for("document.querySelector('.palette li')?.textContent.startsWith('Compare: 2 selected')")
+    press(browser, "Enter", windowsVirtualKeyCode=13)
+    browser.wait_for("location.pathname.startsWith('/ui/jobs/compare')")
+    browser.close()
+
+
 @pytest.mark.parametrize("browser", ["wide"], indirect=True)  # a telephone has no keys
 def test_keys_and_the_palette_act_on_the_page(browser, service):
     press(browser, "g")
@@ -222,10 +248,17 @@ def test_keys_and_the_palette_act_on_the_page(browser, service):
     browser.wait_for("document.querySelector('.palette li')?.textContent.startsWith('Density')")
     press(browser, "Enter", windowsVirtualKeyCode=13)
     browser.wait_for("document.documentElement.dataset.density === 'compact'")
-    running = service.submit("sleep 60", name="acted-on")
+    running = service.submit("echo line; sleep 60", name="acted-on")
     browser.open(f"{service.cli_json['url']}/ui/jobs/{running}")
     press(browser, "2")
     browser.wait_for("location.pathname.endsWith('/log') && document.readyState === 'complete'")
+    browser.wait_for("document.querySelector('[data-find]').offsetParent")
+    press(browser, "/")
+    browser.wait_for("document.activeElement.placeholder === 'Find in the log'")
+    browser.evaluate("document.activeElement.blur()")
+    press(browser, "?")
+    browser.wait_for("document.querySelector('.keys')?.innerText.includes('g c\\nComparisons')")
+    press(browser, "Escape", windowsVirtualKeyCode=27)
     press(browser, "s")
     browser.wait_for("document.activeElement.closest('#stop-menu')?.open")
     press(browser, "Escape", windowsVirtualKeyCode=27)

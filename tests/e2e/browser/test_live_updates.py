@@ -162,6 +162,75 @@ def test_what_is_chosen_of_artifacts_is_kept_while_new_ones_appear(service, brow
     go(service, job_id, "end")
 
 
+HELD = "window.held === document.activeElement && window.held.isConnected"
+
+
+def hold(browser, selector):
+    """Focus an element, and select the text of the page's heading."""
+    browser.wait_for(f"document.querySelector({json.dumps(selector)})")
+    browser.evaluate(
+        f"window.held = document.querySelector({json.dumps(selector)}), held.focus(), "
+        "getSelection().selectAllChildren(document.querySelector('h1'))"
+    )
+
+
+HELD_ON_A_LIST = {
+    "job": "#{}",
+    "box": "[data-run={}] [name=ids]",
+    "head": "th[data-key=duration] a",
+    "state": ".heading .chip:not(.chosen)",
+    "tag": "#bulk-tag",
+}
+
+
+@pytest.mark.parametrize("project", HELD_ON_A_LIST)
+def test_a_list_that_changes_leaves_the_focus_where_it_is(service, chromium, project):
+    browser = Browser(chromium, size=(1440, 900))
+    browser.hurry()
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
+    until_end = "while [ ! -e $GRADIENT_WORKSPACE_DIR/end ]; do sleep 0.05; done"
+    first = service.submit(until_end, project=project)
+    browser.open(f"{service.cli_json['url']}/ui/projects/{project}")
+    browser.wait_for("document.querySelector('.badge.running') && document.querySelector('[data-part=head] nav a + a')")
+    browser.click(f"[data-run={first}] [name=ids]")
+    browser.click(".columns-menu > summary")
+    hold(browser, HELD_ON_A_LIST[project].format(first))
+    second = service.submit(until_end, project=project)
+    browser.wait_for(f"document.querySelector('tbody tr')?.dataset.run === '{second}'")
+    browser.wait_for("document.querySelectorAll('.badge.running').length === 2")
+    assert browser.evaluate(HELD), browser.evaluate("document.activeElement.outerHTML.slice(0, 200)")
+    assert browser.evaluate("getSelection().toString()") == project
+    assert browser.evaluate("document.querySelector('.columns-menu').open")
+    assert browser.evaluate(f"document.querySelector('[data-run={first}] [name=ids]').checked")
+    assert browser.evaluate("[...document.querySelectorAll('th[aria-sort]')].every(head => head.lastChild.matches('.grip'))")
+    for job_id in (first, second):
+        go(service, job_id, "end")
+    browser.wait_for("!document.querySelector('.badge.running')")
+    if project != "state":  # none is left that runs
+        assert browser.evaluate(HELD), browser.evaluate("document.activeElement.outerHTML.slice(0, 200)")
+    assert browser.messages == []
+    browser.close()
+
+
+def test_a_menu_opened_by_a_key_stays_and_stops_the_job(service, chromium):
+    browser = Browser(chromium, size=(1366, 500))
+    browser.hurry()
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
+    job_id = service.submit("exec sleep 600")
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
+    browser.wait_for("document.querySelector('.badge.running')")
+    browser("Input.dispatchKeyEvent", type="keyDown", key="s", text="s")
+    browser.wait_for("document.activeElement.id === 'stop'")
+    hold(browser, "#stop")
+    line = browser.text("[data-part=line]")
+    browser.wait_for(f"document.querySelector('[data-part=line]').innerText !== {json.dumps(line)}")
+    assert browser.evaluate(HELD)
+    assert browser.evaluate("document.getElementById('stop-menu').open")
+    browser("Input.dispatchKeyEvent", type="keyDown", key="Enter", text="\r", windowsVirtualKeyCode=13)
+    assert service.wait_ended(job_id)["state"] == "Cancelled"
+    browser.close()
+
+
 def test_a_new_run_appears_in_the_table_and_the_charts_of_a_workspace(service, browser):
     report = "for step in 1 2 3; do echo '{\"step\": '$step', \"loss\": 0.5}' >> $GRADIENT_METRICS_FILE; done"
     until_end = "while [ ! -e $GRADIENT_WORKSPACE_DIR/end ]; do sleep 0.05; done"

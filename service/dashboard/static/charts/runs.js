@@ -1,6 +1,7 @@
 // The table of runs beside their curves: lights a run in both, hides curves, shows other values, and saves the table.
 
 import { onChange } from "../live.js";
+import { serverOf } from "../morph.js";
 import { cell, make, runColour, save } from "./chart.js";
 import { groupRows, groupTable } from "./groups.js";
 import { showPanels } from "./panels.js";
@@ -69,8 +70,8 @@ export function joinTable(board) {
       for (const row of rows()) {
         const shown = row.cells[column];
         const value = byRun.get(row.dataset.run) ?? null;
-        shown.kept ??= [shown.textContent, shown.dataset.value, shown.classList.contains("best")];
-        const [text, number, isBest] = kind in READ ? [figure(value), typeof value === "number" ? value : "", value !== null && value === best] : shown.kept;
+        const sent = serverOf(shown);
+        const [text, number, isBest] = kind in READ ? [figure(value), typeof value === "number" ? value : "", value !== null && value === best] : [sent.textContent, sent.dataset.value, sent.classList.contains("best")];
         if (shown.textContent !== text) shown.textContent = text;
         shown.dataset.value = number;
         shown.classList.toggle("best", isBest);
