@@ -223,7 +223,9 @@ def test_what_is_done_with_selected_rows_covers_the_table(service, chromium):
         press(browser, "x")
     browser.wait_for("document.querySelector('.current > :first-child')")
     assert "inset" in browser.evaluate("getComputedStyle(document.querySelector('.current > .pick')).boxShadow")
-    shades = "['.current', '.current > .name'].map(name => getComputedStyle(document.querySelector(name)).backgroundColor)"
+    shades = (
+        "['.current', '.current > .name'].map(name => getComputedStyle(document.querySelector(name)).backgroundColor)"
+    )
     assert len(set(browser.evaluate(shades))) == 1, "the column that stays in sight as well"
     browser.evaluate("scrollTo(0, 0)")
     on_top = "(box => document.elementFromPoint(box.left + 4, box.top + 4).value)({}.getBoundingClientRect())"
@@ -233,7 +235,7 @@ def test_what_is_done_with_selected_rows_covers_the_table(service, chromium):
     browser("Input.insertText", text="compare")
     browser.wait_for("document.querySelector('.palette li')?.textContent.startsWith('Compare: 2 selected')")
     press(browser, "Enter", windowsVirtualKeyCode=13)
-    browser.wait_for("location.pathname.startsWith('/ui/jobs/compare')")
+    browser.wait_for("location.search.includes('charts=1')")
     browser.close()
 
 

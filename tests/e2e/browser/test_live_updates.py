@@ -202,7 +202,9 @@ def test_a_list_that_changes_leaves_the_focus_where_it_is(service, chromium, pro
     assert browser.evaluate("getSelection().toString()") == project
     assert browser.evaluate("document.querySelector('.columns-menu').open")
     assert browser.evaluate(f"document.querySelector('[data-run={first}] [name=ids]').checked")
-    assert browser.evaluate("[...document.querySelectorAll('th[aria-sort]')].every(head => head.lastChild.matches('.grip'))")
+    assert browser.evaluate(
+        "[...document.querySelectorAll('th[aria-sort]')].every(head => head.lastChild.matches('.grip'))"
+    )
     for job_id in (first, second):
         go(service, job_id, "end")
     browser.wait_for("!document.querySelector('.badge.running')")
