@@ -65,6 +65,7 @@ def test_every_page_serves_everybody(dashboard, browser, axe_core, theme):
 
 @pytest.mark.parametrize("browser", ["narrow"], indirect=True)
 def test_charts_out_of_sight_are_drawn_before_they_are_printed(dashboard, browser):
+    browser("Emulation.setDeviceMetricsOverride", width=390, height=320, deviceScaleFactor=1, mobile=True)
     dashboard.open(browser, "metrics")
     empty = "[...document.querySelectorAll('.chart')].filter(chart => !chart.chart.plot).length"
     browser.wait_for(f"{empty} > 0")
