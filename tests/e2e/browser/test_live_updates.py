@@ -93,6 +93,13 @@ def test_a_job_is_seen_from_its_first_line_to_its_end(service, browser):
     assert browser.messages == [] or all("username fields" in message for message in browser.messages)
 
 
+def open_menu(browser, name):
+    """Open a menu of a job, which is in a sheet on a phone."""
+    if browser.evaluate(f"!document.querySelector('{name}').checkVisibility()"):
+        browser.click("[popovertarget=job-actions]")
+    browser.click(f"{name} summary")
+
+
 def test_the_list_changes_by_itself_and_buttons_work(service, browser):
     browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
     job_id = service.submit("exec sleep 600", name="sleeper")
@@ -102,11 +109,11 @@ def test_the_list_changes_by_itself_and_buttons_work(service, browser):
     browser.wait_for(f"{badge} === 'Running'")
     browser.click(f"#{job_id}")
     browser.wait_for("document.getElementById('stop')")
-    browser.click("#stop-menu summary")
+    open_menu(browser, "#stop-menu")
     browser.click("#stop")
     browser.wait_for("document.querySelector('.state .badge')?.innerText === 'Cancelled'")
     browser.wait_for("document.querySelector('.badge.cancelled') && !document.getElementById('stop')")
-    browser.click("#delete summary")
+    open_menu(browser, "#delete")
     browser.click("#delete-now")
     browser.wait_for("location.pathname === '/ui/jobs'")
     browser.wait_for(f"document.readyState === 'complete' && !document.getElementById({json.dumps(job_id)})")
