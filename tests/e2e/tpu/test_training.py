@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 from support.deployment import CLI_PROGRAM, Deployment
+from support.google.tpu_faults import ControlledTpuProject
 from support.google.tpu_vm_deployment import nothing_left
 from support.job_packages import share_environments
 
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.usefixtures("trainer_packages"
 def world():
     """One for all tests: its device takes TensorFlow's time to start."""
     world = SimulatedCloud().start()
+    world.tpus.cloud = ControlledTpuProject(("127.0.0.1", world.device.port), machines=world.machines)
     yield world
     world.stop()
 
