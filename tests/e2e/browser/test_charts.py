@@ -106,7 +106,7 @@ def test_values_are_read_by_tap_and_by_keys_and_drawn_to_scale(service, browser)
     assert browser.evaluate(f"{LOSS}.querySelector('[aria-live]').innerText") == "step 1: 0.1"
     assert browser.evaluate(f"{LOSS}.querySelector('.chart-tip').innerText") == "step 1\n0.1"
     browser.evaluate("document.activeElement.blur()")
-    assert browser.evaluate(value) == "1e-09"
+    browser.wait_for(f"{value} === '1e-09'")
     # The logarithms of the values are a straight line.
     browser.click("[data-chart-options] [name=log]")
     ys = browser.evaluate(f"(p => p.data[1].map(value => p.valToPos(value, 'y')))({LOSS}.chart.plot)")
