@@ -267,11 +267,12 @@ def _choose_affordable(
     unpaid = ""
     while chosen := _choose(session, offer, free, unpaid, lock=lock):
         jobs = [job_of(row) for seq, _, _ in chosen for row in _JOB.rows(session, {"chosen": seq})]
-        lost = job_rights.find_lost(session, jobs[0])
-        if lost is not None and lock:
+        # Without the lock it is left to the claim: a worker that has joined may not read keys and members.
+        lost = job_rights.find_lost(session, jobs[0]) if lock else None
+        if lost is not None:
             _cancel_waiting(session, lost.jobs, "access_lost", lost.text)
             continue
-        allowed = Admission() if lost is not None else limits.admit(session, jobs)
+        allowed = limits.admit(session, jobs)
         if allowed.lacking is None or (allowed.is_spent and not lock):
             return chosen, allowed
         unpaid += f"{allowed.lacking.subject} "
