@@ -110,7 +110,7 @@ def test_the_nodes_of_a_slice_are_shown_as_those_of_a_job_over_several_hosts(ser
     browser = Browser(chromium)
     browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
     browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
-    assert browser.text(".under").endswith("4 nodes")
+    assert browser.text("a[href$='#nodes']") == "4 nodes"
     assert re.sub(r"\s+", " ", browser.text("#nodes tbody tr:nth-child(2)")).startswith("rank 1 Succeeded 127.")
     browser.click("#nodes tbody tr:nth-child(3) a")
     browser.wait_for("document.querySelector('[data-matches]')?.innerText.includes('[2] up')")
