@@ -153,6 +153,8 @@ class _Server(ThreadingHTTPServer):
     ) -> None:
         self.api, self.context, self.simulator = api, context, simulator
         super().__init__(address, StorageHandler)
+        # A connection that is no longer there when it is accepted must not hold up all others, and the end.
+        self.socket.settimeout(0.0)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver declares it
         """Ignore errors of a connection: clients may disconnect at any time."""
