@@ -6,31 +6,28 @@ from support.browser import Browser
 from support.deployment import Deployment, wait_until
 from support.live_service import make_form, make_zip
 
-PAGES = {
-    *(
-        "now",
-        "jobs",
-        "new-job",
-        "clone",
-        "job",
-        "log",
-        "config",
-        "events",
-        "diff",
-        "long-text",
-        "running-job",
-        "failed-job",
-        "metrics",
-        "artifacts",
-        "picture",
-        "table",
-    ),
-    *("report", "json", "prediction", "comparisons", "comparison", "projects", "project", "machines", "tpus", "keys"),
-    *("secrets", "registries", "server", "health", "login", "schedules", "sweep"),
+_PAGES = {
+    "login": "/ui/login",
+    "now": "/ui",
+    "jobs": "/ui/jobs?cols=machine&cols=created&cols=cost&cols=val/accuracy",
+    "beside-jobs": "/ui/jobs?q=project:moons",
+    "nothing-found": "/ui/jobs?q=nothing",
+    "wrong-query": "/ui/jobs?q=stat:failed",
+    "missing-job": "/ui/jobs/jnothing",
+    "new-job": "/ui/jobs/new?machineType=CPU&project=moons",
+    **{f"new-{kind}": f"/ui/jobs/new?kind={kind}" for kind in ("sweep", "schedule", "comparison")},
+    **{name: f"/ui/{name}" for name in ("comparisons", "sweeps", "schedules", "projects", "machines", "tpus", "costs")},
+    "project": "/ui/projects/moons",
+    **{name: f"/ui/settings/{name}" for name in ("keys", "secrets", "registries", "notifications", "server", "record")},
+    "health": "/ui/settings/health",
 }
-"""Names of the pages."""
-_WITH_CHARTS = {"metrics", "comparison", "project"}
-_WITH_LINES = {"log", "long-text"}
+_STATUS = {"wrong-query": 400, "missing-job": 404}
+_SHOWN = {
+    **dict.fromkeys(("metrics", "comparison", "project", "compared"), ".chart"),
+    **dict.fromkeys(("log", "long-text"), "#log .row"),
+    "terminal": ".xterm-helper-textarea:focus",
+}
+"""What scripts do to a page."""
 _TRAINING = Path(__file__).with_name("train.py").read_bytes()
 
 
@@ -39,7 +36,7 @@ class SampleDashboard:
 
     Attributes:
         deployment: The service.
-        addresses: Addresses by the name of the page, without the server's; all need a session but `login`.
+        addresses: Addresses by the name of the page, without the server's.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,11 +52,13 @@ class SampleDashboard:
         """Open a page, which has to be there."""
         browser.open(self.deployment.cli_json["url"] + self.addresses[page])
         browser.wait_for("document.querySelector('h1') && document.fonts.status === 'loaded'")
-        if page in _WITH_CHARTS:
-            browser.wait_for("document.querySelector('.chart')")
-        if page in _WITH_LINES:
-            browser.wait_for("document.querySelector('#log .row')")
-        assert browser.evaluate("performance.getEntriesByType('navigation')[0].responseStatus") == 200, page
+        status = browser.evaluate("performance.getEntriesByType('navigation')[0].responseStatus")
+        assert status == _STATUS.get(page, 200), page
+        if page in _SHOWN:
+            browser.wait_for(f"document.querySelector('{_SHOWN[page]}')")
+        if page == "beside-jobs" and browser.evaluate("innerWidth >= 1000"):  # there is no room beside a narrower list
+            browser.evaluate("document.querySelector('tr[data-run] .state').click()")
+            browser.wait_for("document.querySelector('#peek h2')")
 
     def sign_in(self, browser: Browser) -> None:
         """Sign in with the server's first key."""
@@ -132,47 +131,38 @@ class SampleDashboard:
         for job_id in (*trained, failed):
             deployment.wait_ended(job_id)
         comparison = self._compare()
-        runs = self._submit("python3 train.py --steps 100000 --pause 0.5", name="long-training", timeLimit=7200)
-        self._submit("python3 train.py --steps 100000 --pause 0.5", name="beside-it")
+        runs, _, waits = [
+            self._submit("python3 train.py --steps 100000 --pause 0.5", name=name, timeLimit=7200)
+            for name in ("long-training", "beside-it", "next")
+        ]
         wait_until(lambda: len(deployment.request("GET", f"/jobs/{runs}/metrics").json()["series"]) > 0, "metrics")
         self._put("/secrets/WANDB_API_KEY", {"value": "not-a-real-one"})
         self._put("/registries/ghcr.io", {"username": "moons", "password": "not-a-real-one"})
+        self._put("/notifications/team", {"url": "http://127.0.0.1:9", "events": ["sweep.ended"]})
         schedule = self._schedule(cron="0 3 * * *", timezone="Europe/Berlin", name="nightly", runs=True)
         self._schedule(cron="*/15 8-18 * * MON-FRI", name="office hours", onOverlap="skip", onMiss="all")
-        best = f"/ui/jobs/{trained[1]}"
+        best, of_runs = f"/ui/jobs/{trained[1]}", f"/ui/jobs/{runs}"
+        view = f"{best}/artifacts/view?path="
         return {
-            "login": "/ui/login",
-            "now": "/ui",
-            "jobs": "/ui/jobs?cols=machine&cols=created&cols=cost&cols=val/accuracy",
-            "new-job": "/ui/jobs/new?machineType=CPU&project=moons",
+            **_PAGES,
             "clone": f"/ui/jobs/new?from={trained[0]}",
+            "compared": f"/ui/jobs?ids={','.join(trained)}&charts=1",
             "job": best,
             "log": f"{best}/log#L3-L5",
-            "config": f"{best}/config",
-            "events": f"{best}/events",
+            **{name: f"{best}/{name}" for name in ("config", "events", "metrics", "artifacts", "prediction")},
+            "no-terminal": f"{best}/terminal",
             "diff": f"{best}/diff?other={failed}",
-            "long-text": f"{best}/artifacts/view?path=predictions.csv&view=lines",
-            "running-job": f"/ui/jobs/{runs}",
+            "long-text": f"{view}predictions.csv&view=lines",
+            "picture": f"{view}map.png",
+            "table": f"{view}predictions.csv",
+            "report": f"{view}REPORT.md",
+            "json": f"{view}model/weights.json",
+            "notebook": f"{view}analysis.ipynb",
+            "running-job": of_runs,
+            "terminal": f"{of_runs}/terminal",
+            "waiting-job": f"/ui/jobs/{waits}",
             "failed-job": f"/ui/jobs/{failed}",
-            "metrics": f"{best}/metrics",
-            "artifacts": f"{best}/artifacts",
-            "picture": f"{best}/artifacts/view?path=map.png",
-            "table": f"{best}/artifacts/view?path=predictions.csv",
-            "report": f"{best}/artifacts/view?path=REPORT.md",
-            "json": f"{best}/artifacts/view?path=model/weights.json",
-            "prediction": f"{best}/prediction",
-            "comparisons": "/ui/comparisons",
             "sweep": f"/ui/sweeps/{self._sweep()}",
-            "schedules": "/ui/schedules",
             "schedule": f"/ui/schedules/{schedule}",
             "comparison": f"/ui/comparisons/{comparison}",
-            "projects": "/ui/projects",
-            "project": "/ui/projects/moons",
-            "machines": "/ui/machines",
-            "tpus": "/ui/tpus",
-            "keys": "/ui/settings/keys",
-            "secrets": "/ui/settings/secrets",
-            "registries": "/ui/settings/registries",
-            "server": "/ui/settings/server",
-            "health": "/ui/settings/health",
         }

@@ -89,6 +89,16 @@ def save(folder: Path, weights: list[float], data: list[tuple[float, float, int]
         "| input | weight |\n|---|---:|\n"
         + "".join(f"| `{name}` | {weight:.3f} |\n" for name, weight in zip(("1", "x", "y", "x³"), weights))
     )
+    cells = [
+        {"cell_type": "markdown", "source": ["## Weights"]},
+        {
+            "cell_type": "code",
+            "execution_count": 1,
+            "source": ["weights"],
+            "outputs": [{"output_type": "execute_result", "data": {"text/plain": [str(weights)]}}],
+        },
+    ]
+    (folder / "analysis.ipynb").write_text(json.dumps({"nbformat": 4, "cells": cells}))
     pixels = b"".join(
         b"\0"
         + bytes(
