@@ -37,6 +37,7 @@ from worker.backends.process.control_groups import control_group_support
 pytest_plugins = [
     "support.google.fixtures",
     "support.process_state",
+    "support.servers.accepting",
     "support.servers.azure_server",
     "support.servers.s3_server",
 ]

@@ -111,6 +111,7 @@ class _MetadataServer(ThreadingHTTPServer):
 
     def __init__(self, token: Callable[[], str], rank: int) -> None:
         super().__init__(("127.0.0.1", 0), _MetadataHandler)
+        self.socket.settimeout(0.0)  # it accepts without waiting, as the simulated bucket
         self.token = token
         self.rank = rank
         self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="vm-metadata", daemon=True)

@@ -9,6 +9,8 @@ import pytest
 from support.deployment import wait_until
 from support.free_port import free_port
 
+from worker.backends.tpu.vm.on_vm.metadata_server import LocalServer, MetadataRequest
+
 pytestmark = pytest.mark.integration
 
 ASK = """
@@ -115,3 +117,11 @@ def test_a_job_keeps_its_first_token_where_none_can_be_served(make_google_harnes
         assert time.monotonic() - began < 60
     assert place.output(spec) == b"kept none\n"
     assert list(place.backend.tokens.token_folder.iterdir()) == []
+
+
+def test_a_connection_that_is_gone_when_it_is_accepted_holds_up_nothing():
+    with LocalServer(("127.0.0.1", 0), MetadataRequest, bind_and_activate=False) as server:
+        server.server_bind()
+        server.socket.listen()
+        with pytest.raises(BlockingIOError):
+            server.get_request()

@@ -14,7 +14,6 @@ import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from worker.backends import base
 from worker.backends.base import Handle
 from worker.backends.tpu import times
 from worker.backends.tpu.storage.job_storage import OpenBucket, region_of
-from worker.backends.tpu.vm.on_vm.metadata_server import MetadataRequest
+from worker.backends.tpu.vm.on_vm.metadata_server import LocalServer, MetadataRequest
 
 logger = logging.getLogger(__name__)
 
@@ -151,9 +150,7 @@ _HEADERS = {"Metadata-Flavor": "Google"}
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
+class _Server(LocalServer):
     def __init__(self, address: tuple[str, int], folder: Path) -> None:
         super().__init__(address, _TokenRequest)
         self.folder = folder

@@ -32,10 +32,18 @@ def _serve(kept: KeptPort, bucket: Bucket) -> None:
         server.serve_forever()
 
 
-class Metadata(ThreadingHTTPServer):
-    """Serves the job's token as its account; everything else is forwarded to the VM's own metadata server."""
+class LocalServer(ThreadingHTTPServer):
+    """Accepts without waiting: a connection that was announced and is gone would hold up all others, and the end."""
 
     daemon_threads = True
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        self.socket.settimeout(0.0)
+        return super().get_request()
+
+
+class Metadata(LocalServer):
+    """Serves the job's token as its account; everything else is forwarded to the VM's own metadata server."""
 
     def __init__(self, listener: socket.socket, bucket: Bucket) -> None:
         super().__init__(listener.getsockname(), MetadataRequest, bind_and_activate=False)
