@@ -17,6 +17,7 @@ from core.errors import GradientError, SpecInvalid, StoreUnavailable
 from core.formatting import iso_time
 from core.ids import new_id
 from core.jobs import lifecycle, submission
+from core.jobs.spec.params import SCHEDULED_AT
 from core.jobs.templates import schedules
 from core.notifications import deliveries
 from service.app_state import AppState
@@ -31,7 +32,6 @@ from service.submission.templates import insert_new, prepare_first, prepare_next
 logger = logging.getLogger(__name__)
 
 _SKIPPED = "Skipped: "  # what the refusal of a time begins with that has no job because of `on_overlap`
-SCHEDULED_AT = "SCHEDULED_AT"  # variable of a job with the time that it is for, in UTC
 
 
 def create(

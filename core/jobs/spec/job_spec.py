@@ -18,7 +18,7 @@ from core.jobs.spec.labels import check_encodable, check_label, check_tags
 from core.jobs.spec.metric_patterns import parse_metric_patterns
 from core.jobs.spec.notify import parse_notify
 from core.jobs.spec.outputs import check_outputs
-from core.jobs.spec.params import MAX_PARAMS, Value, check_params, command_params, find_fault, read_value
+from core.jobs.spec.params import MAX_PARAMS, Value, check_params, command_params, variable_params
 from core.jobs.spec.ports import PortMapping, parse_ports
 from core.jobs.spec.python_options import check_python, check_requirements
 from core.jobs.spec.stop_options import EndWarning, parse_signal, parse_warning
@@ -262,8 +262,7 @@ class JobSpec:
 
     def all_params(self) -> dict[str, Value]:
         """Return the parameters that are known before the job runs, also from its command and visible variables."""
-        unseen = {*self.hidden_variables(), *self.secrets()}
-        seen = {n: read_value(v) for n, v in self.env_vars.items() if n not in unseen and find_fault(n, v) is None}
+        seen = variable_params(self.env_vars, {*self.hidden_variables(), *self.secrets()})
         params = {**seen, **command_params(self.command), **self.params}
         return dict(sorted(params.items(), key=lambda item: item[0] not in self.params)[:MAX_PARAMS])
 

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 from core.errors import SpecInvalid
@@ -13,6 +13,7 @@ MAX_PARAMS = 200
 MAX_PARAM_NAME = 100
 MAX_PARAM_TEXT = 500
 Value = str | int | float | bool
+SCHEDULED_AT = "SCHEDULED_AT"  # variable of a schedule's jobs with the time that each is for, in UTC; no parameter
 
 _NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_./-]{{0,{MAX_PARAM_NAME - 1}}}\Z")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\Z", re.ASCII)
@@ -72,6 +73,12 @@ def check_params(params: Mapping[str, Value]) -> dict[str, Value]:
         if fault := find_fault(name, value):
             raise SpecInvalid(fault, field="params")
     return {name: read_value(value) if isinstance(value, str) else value for name, value in params.items()}
+
+
+def variable_params(variables: Mapping[str, str], unseen: Collection[str]) -> dict[str, Value]:
+    """Return the parameters that variables of the environment are, without those that nobody is shown."""
+    seen = {name: text for name, text in variables.items() if name not in {*unseen, SCHEDULED_AT}}
+    return {name: read_value(text) for name, text in seen.items() if find_fault(name, text) is None}
 
 
 def command_params(command: str) -> dict[str, Value]:

@@ -73,6 +73,7 @@ def test_each_time_has_one_job_with_the_workspace_and_its_time(client, stores):
     [job] = jobs_of(client, made)
     assert (job["scheduleId"], job["project"], job["workspaceSha256"]) == (made["id"], "night", made["workspaceSha256"])
     assert job["envVars"] == {"LR": "0.1", "API_KEY": "••••••", "SCHEDULED_AT": made["nextTimes"][0]}
+    assert job["params"] == {"LR": 0.1}, "its time is none"
     assert show(client, made)["lastJob"]["id"] == job["id"]
     assert client.post(f"/jobs/{job['id']}/clone").json()["scheduleId"] is None
     assert client.delete(f"/schedules/{made['id']}").status_code == 204
