@@ -30,7 +30,6 @@ from service.dashboard.rendering import (
     format_percent,
     job_url,
     runs_url,
-    strip_colours,
 )
 from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.routing import Router, runs_in
@@ -60,7 +59,7 @@ class Tile:
 
 
 class LastLines(NamedTuple):
-    text: str  # its lines, without colours
+    text: str  # its lines, with colours
     total: int
 
 
@@ -164,9 +163,9 @@ def _last_lines(app_state: AppState, header: JobHeader) -> LastLines:
     lines = (
         reader.lines(after, last - after, final=header.row.ended, max_line_bytes=_LINE_BYTES) if last > after else []
     )
-    texts = [strip_colours(line.message) for line in lines]
+    texts = [line.message for line in lines]
     if not header.row.ended and header.attempt is None and (partial := reader.partial(max_line_bytes=_LINE_BYTES)):
-        texts.append(strip_colours(partial))
+        texts.append(partial)
     return LastLines("\n".join(texts), total)
 
 

@@ -81,6 +81,7 @@ def test_a_job_is_seen_from_its_first_line_to_its_end(service, browser):
     browser.click("a[href$='/ui/jobs/" + job_id + "']")
     browser.wait_for("document.querySelector('#metrics polyline')")
     assert browser.text(".log.last").endswith("last line")
+    assert browser.text(".log.last .fg2") == "green"
     assert "loss" in browser.text("#metrics")
     assert fits(browser)
     assert "1 file" in browser.text("#browse")
