@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cache, partial
@@ -144,6 +144,10 @@ def get(session: Session, comparison_id: str) -> Comparison:
     if comparison is None:
         raise ComparisonNotFound(comparison_id)
     return comparison
+
+
+def by_ids(session: Session, ids: Collection[str]) -> list[Comparison]:
+    return list(session.scalars(select(Comparison).where(Comparison.id.in_(ids))))
 
 
 def page(session: Session, *, limit: int, after: str | None = None) -> list[Comparison]:

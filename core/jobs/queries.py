@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, aliased, load_only
 
 from core.db.database import now
 from core.db.light_rows import LightRows
+from core.db.models.comparisons import Comparison
 from core.db.models.credentials import ApiKey
 from core.db.models.jobs import IS_COUNTED_QUEUED, IS_FAILED, IS_QUEUED, Attempt, Event, Job, Project, Worker
 from core.db.prepared import Prepared
@@ -37,6 +38,13 @@ _EARLIER_MEMBER = (
     .exists()
 )
 """True for a member of an array that is not its first."""
+COMPARISON = "c"  # begins the ids of comparisons
+_LATER_OF_COMPARISON = and_(
+    Job.cost_set.startswith(COMPARISON),
+    exists().where(Comparison.id == Job.cost_set),
+    exists().where(_earlier.cost_set == Job.cost_set, _earlier.seq < Job.seq, _earlier.deleted_at.is_(None)),
+)
+"""True for a job that a comparison submitted, except its first."""
 
 JOB_ROWS = LightRows(Job)
 _EVENT_ROWS = LightRows(Event)
@@ -68,6 +76,7 @@ class JobFilter:
     id_prefix: str | None = None
     array: str | None = None
     folded: bool = False  # only the first member of each array
+    comparisons_folded: bool = False  # only the first job that each comparison submitted
     text: str | None = None
     since: datetime | None = None
     submitted_by: Collection[str] = ()
@@ -210,6 +219,10 @@ def _all_columns() -> Select[*tuple[Any, ...]]:
 
 def _matching(session: Session, wanted: JobFilter) -> Select[*tuple[Any, ...]]:
     query = _filtered(_all_columns().where(Job.deleted_at.is_(None)), wanted).where(*wanted.conditions)
+    if wanted.folded:
+        query = query.where(or_(Job.array_id.is_(None), ~_EARLIER_MEMBER))
+    if wanted.comparisons_folded:
+        query = query.where(or_(Job.cost_set.is_(None), ~_LATER_OF_COMPARISON))
     if wanted.machine_type:
         query = query.where(machine_condition(session, wanted.machine_type, in_one_state=len(wanted.states) == 1))
     return query.where(has_any_tag(session, wanted.tags)) if wanted.tags else query
@@ -232,8 +245,6 @@ def _filtered(query: Select[*tuple[Any, ...]], wanted: JobFilter) -> Select[*tup
         query = query.where(Job.project_id == named)
     if wanted.array:
         query = query.where(array_condition(wanted.array))
-    if wanted.folded:
-        query = query.where(or_(Job.array_id.is_(None), ~_EARLIER_MEMBER))
     if wanted.name:
         query = query.where(Job.name == wanted.name)
     requested = {name: value for name in _SPEC_FIELDS if (value := getattr(wanted, name))}
@@ -271,6 +282,14 @@ def array_condition(text: str) -> ColumnElement[bool]:
     if not index:
         return in_array
     return and_(in_array, Job.array_index == int(index)) if _INDEX.match(index) else false()
+
+
+def member_condition(ids: Collection[str]) -> ColumnElement[bool]:
+    """Build the condition that a job is a member of one of these arrays, or was submitted by one of these comparisons.
+
+    Each has an index of its own.
+    """
+    return or_(Job.array_id.in_(ids), Job.cost_set.in_([set_id for set_id in ids if set_id.startswith(COMPARISON)]))
 
 
 def members(session: Session, array_id: str) -> list[Job]:

@@ -25,6 +25,7 @@ FIELDS = (
     "id",
     "array",
     "schedule",
+    "comparison",
     "reason",
     "created",
     "finished",

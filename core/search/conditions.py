@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, SQLColumnExpression, and_, false, func, no
 from sqlalchemy.orm import Session
 
 from core.catalogue.machine_types import Catalogue
+from core.db.models.comparisons import ComparisonJob
 from core.db.models.job_params import JobParam
 from core.db.models.jobs import Job, Project
 from core.db.models.metrics import LastMetric
@@ -74,6 +75,7 @@ class _Builder:
             "array": lambda _term, value: array_condition(value),
             "schedule": lambda _term, value: Job.schedule_id == value,
             "sweep": lambda _term, value: array_condition(value),
+            "comparison": lambda _term, value: _compared(value),
             "reason": lambda _term, value: Job.reason == value,
             "created": lambda term, value: self._on_day(term, Job.created_at, value),
             "finished": lambda term, value: self._on_day(term, Job.finished_at, value),
@@ -194,6 +196,10 @@ def _number(term: Term, value: str) -> float:
     if not math.isfinite(number):
         raise query_error(term, f"{value[:80]!r} is not a number; put text with {term.operator!r} in quotation marks.")
     return number
+
+
+def _compared(comparison_id: str) -> ColumnElement[bool]:
+    return Job.id.in_(select(ComparisonJob.job_id).where(ComparisonJob.comparison_id == comparison_id))
 
 
 def _named(value: str) -> ColumnElement[bool]:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from core.comparison import comparisons
 from core.comparison.measurement import named_goal
 from core.db.models.sweeps import Sweep
 from core.errors import JobNotFound, SpecInvalid
@@ -40,7 +41,7 @@ from service.dashboard.lists.job_list import (
     ListState,
     column_choices,
     filter_among,
-    folds,
+    fold,
     shown_columns,
     sort_link,
     state_links,
@@ -50,6 +51,7 @@ from service.dashboard.lists.now_page import main_metric
 from service.dashboard.rendering import NO_VALUE, format_number, render_page, state_word
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
+from service.presenters.comparisons import comparison_view
 from service.presenters.job_diff import comparable_options
 from service.presenters.jobs import folded_views, job_views, public_state
 from service.presenters.outputs.explanations import explanation_of
@@ -96,7 +98,7 @@ def show_jobs(
         terms = parse_terms(state.q)
         sweep = _sweep(session, app_state, terms)
         state = replace(state, sort=state.sort or _first_order(state, sweep))
-        wanted = replace(filter_among(session, app_state, caller.id, state.q, state.ids), folded=folds(state, terms))
+        wanted = fold(filter_among(session, app_state, caller.id, state.q, state.ids), state, terms)
         page, views = _read(session, app_state, wanted, state, shown)
     except SpecInvalid as error:
         problem = error.message
@@ -134,10 +136,15 @@ def _about(
 ) -> dict[str, Any]:
     """Return the runs with what they belong to, and what of that this caller may change."""
     owned = {(view.owner_key, view.project_id) for view in [*views, sweep] if view}
+    shown = _value_of(terms, "comparison") or ""
+    ids = {shown, *(view.id for view in views if view.id.startswith(queries.COMPARISON))}
+    compared = {row.id: comparison_view(session, app_state, row) for row in comparisons.by_ids(session, ids)}
     return {
         "runs": views,
         "sweep": sweep,
         "trials": {trial.job_id: trial for trial in sweep.trials if trial.job_id} if sweep else {},
+        "compared": compared,
+        "comparison": compared.get(shown),
         "facts": project_facts(session, app_state, _value_of(terms, "project")),
         "array": array_name(views[0].name, views[0].array_index) if views and _value_of(terms, "array") else "",
         "changeable": changeable(session, app_state, caller.id, owned),
@@ -182,20 +189,24 @@ def _sweep(session: Session, app_state: AppState, terms: Sequence[Term]) -> Swee
 def _read(
     session: Session, app_state: AppState, wanted: JobFilter, state: ListState, shown: JobListQuery
 ) -> tuple[JobPage, list[JobView]]:
-    """Return a page, and its rows: jobs, and arrays as one row with their id, below it the members of those opened."""
+    """Return a page, and its rows: jobs, and arrays and comparisons as one row, below it the members of those opened.
+
+    Such a row has the id of the array or the comparison.
+    """
     ordering = parse_order(session, state.sort, folded=wanted.folded) if state.sort else None
     page = queries.page(
         session, wanted, limit=state.size, after=shown.after or None, before=shown.before or None, ordering=ordering
     )
     if state.ids and not (page.jobs or state.q or shown.did or shown.after or shown.before):
         raise JobNotFound(state.ids[:_CHARACTERS])
-    views = (folded_views if wanted.folded else job_views)(session, app_state, page.jobs)
-    arrays = {view.array_id for view in views} & {*state.open} if wanted.folded else ()
+    views = (
+        folded_views(session, app_state, page.jobs, of_comparisons=wanted.comparisons_folded)
+        if wanted.folded
+        else job_views(session, app_state, page.jobs)
+    )
     opened = {
-        array_id: queries.page(
-            session, replace(wanted, folded=False, array=array_id), limit=MOST_RUNS, ordering=ordering
-        ).jobs
-        for array_id in arrays
+        array_id: queries.page(session, _members(wanted, array_id), limit=MOST_RUNS, ordering=ordering).jobs
+        for array_id in {str(view.array_id) for view in views if wanted.folded} & {*state.open}
     }
     members = {
         view.id: view for view in job_views(session, app_state, [job for jobs in opened.values() for job in jobs])
@@ -208,11 +219,16 @@ def _read(
     return page, rows
 
 
+def _members(wanted: JobFilter, array_id: str) -> JobFilter:
+    conditions = [*wanted.conditions, queries.member_condition([array_id])]
+    return replace(wanted, folded=False, comparisons_folded=False, conditions=conditions)
+
+
 def _counts(session: Session, wanted: JobFilter, sweep: SweepDetails | None, problem: str | None) -> dict[str, Any]:
     """Return the number of jobs by state, and what they have cost; of a whole sweep, also its deleted jobs."""
     counts: Counter[str] = Counter()
     spent = [0.0, 0.0]
-    of_jobs = replace(wanted, folded=False)
+    of_jobs = replace(wanted, folded=False, comparisons_folded=False)
     for some in [] if problem else count_members(session, queries.newest(session, of_jobs, most=MOST_COUNTED)):
         state = public_state(some.state, some.exit_code)
         counts[state_word(state)] += some.members
@@ -232,11 +248,7 @@ def _table(session: Session, state: ListState, views: Sequence[JobView], sweep: 
         last[array_id] = {name: both[goal_of[name] == "max"] for name, both in ends.items() if goal_of[name]}
     with_metric = Counter(name for values in last.values() for name in values)
     metric = (sweep.metric if sweep else None) or main_metric(with_metric)
-    varied = {
-        name
-        for name in with_metric
-        if name == metric or len(views) == 1 or len({row.get(name) for row in last.values()} - {None}) > 1
-    }
+    varied = [name for name in with_metric if name == metric or len(views) == 1 or _tells_apart(name, last, views)]
     names = sorted(
         varied, key=lambda name: (name != metric, _NO_RESULT.match(name) is not None, -with_metric[name], name)
     )
@@ -261,6 +273,14 @@ def _table(session: Session, state: ListState, views: Sequence[JobView], sweep: 
             column.name: sort_link(state, column, lowest=goals.get(column.name) == "min") for column in columns
         },
     }
+
+
+def _tells_apart(metric: str, last: Mapping[str, Mapping[str, float]], views: Sequence[JobView]) -> bool:
+    """Return whether runs differ in a metric, and it repeats no parameter, as a learning rate that is constant does."""
+    measured = [view for view in views if metric in last.get(view.id, ()) and view.array_members is None]
+    names = measured[0].params if measured else ()
+    repeated = any(all(view.params.get(name) == last[view.id][metric] for view in measured) for name in names)
+    return len({row.get(metric) for row in last.values()} - {None}) > 1 and not repeated
 
 
 def _default_columns(
@@ -295,9 +315,10 @@ def _default_columns(
 
 
 def _chosen_goals(session: Session, arrays: Collection[str]) -> dict[tuple[str, str], str]:
-    """Return the direction in which the metric of each sweep among these arrays improves, by its id and the metric."""
+    """Return the direction in which the metric of each sweep and comparison here improves, by its id and the metric."""
     plans = session.execute(select(Sweep.id, Sweep.plan).where(Sweep.id.in_(arrays)))
-    return {(sweep_id, plan["metric"]): plan["goal"] for sweep_id, plan in plans}
+    of_comparisons = {(made.id, made.metric): made.goal for made in comparisons.by_ids(session, arrays) if made.metric}
+    return of_comparisons | {(sweep_id, plan["metric"]): plan["goal"] for sweep_id, plan in plans}
 
 
 def _goal(metric: str, chosen: Mapping[tuple[str, str], str]) -> str:

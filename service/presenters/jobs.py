@@ -121,11 +121,19 @@ def job_filter(query: ListJobs, catalogue: Catalogue) -> JobFilter:
     )
 
 
-def folded_views(session: Session, app_state: AppState, jobs: Sequence[Job]) -> list[JobView]:
-    """Convert jobs to their public form; the first member of an array has the numbers of all its members."""
+def folded_views(
+    session: Session, app_state: AppState, jobs: Sequence[Job], *, of_comparisons: bool = False
+) -> list[JobView]:
+    """Convert jobs to their public form; the first member of an array has the numbers of all its members.
+
+    `of_comparisons`: so does the first job that a comparison submitted, whose id is then its array's.
+    """
     views = job_views(session, app_state, jobs)
+    for view in views if of_comparisons else ():
+        view.array_id = view.array_id or next((made.id for made in view.comparisons if made.id == view.cost_set), None)
     arrays: dict[str | None, list[MembersInState]] = defaultdict(list)
-    for members in count_members(session, Job.array_id.in_({view.array_id for view in views if view.array_id})):
+    ids = {view.array_id for view in views if view.array_id}
+    for members in count_members(session, queries.member_condition(ids)):
         arrays[members.array_id].append(members)
     for view in views:
         if view.array_id:

@@ -246,6 +246,14 @@ class ComparisonView(ComparisonSummary):
         [], description="imported comparisons of the same program with the same metric and target"
     )
 
+    @property
+    def machine_names(self) -> str:
+        return ", ".join(dict.fromkeys(row.machine_type for row in self.rows))
+
+    @property
+    def title(self) -> str:
+        return self.name or self.machine_names or self.id
+
 
 class ComparisonFile(ImportOrigin):
     """A comparison as one file, that another installation imports.

@@ -16,7 +16,6 @@ from core.db.models.jobs import Job
 from core.errors import SpecInvalid
 from core.jobs import queries
 from core.jobs.queries import JobFilter
-from core.jobs.spec.arrays import is_array_id
 from core.search import saved_views
 from core.search.completion import complete
 from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX
@@ -42,6 +41,8 @@ from service.submission.stages import RequestOrigin
 _COMPARED_JOBS = 2
 _SHARED_FIELDS = frozenset({"project", "machine", "tag"})
 """Fields of the query language in which the members of an array are alike."""
+_COMPARED_FIELDS = frozenset({"project"})
+"""Those in which the jobs of a comparison are alike."""
 router = Router(dependencies=[Depends(require_key_or_session)])
 
 PAGE_JOBS = 50
@@ -192,12 +193,19 @@ def suggest(
     return {"suggested": chips, "unknown": [(name, _offer(state, name)) for name in unknown]}
 
 
-def folds(state: "ListState", terms: Sequence[Term]) -> bool:
+def _folds(state: "ListState", terms: Sequence[Term]) -> bool:
     """Return whether an array is one row: not if jobs are chosen, found or sorted by what its members differ in."""
     orders = {"", STATE.sort, NAME.sort, *(column.sort for column in COLUMNS)}
     if state.ids or state.sort.removeprefix("-") not in orders:
         return False
     return all(term.field in _SHARED_FIELDS and term.operator == ":" for term in terms)
+
+
+def fold(wanted: JobFilter, state: "ListState", terms: Sequence[Term]) -> JobFilter:
+    """Return the filter with a row for an array, and for a comparison: its jobs differ in machine, time and cost."""
+    folded = _folds(state, terms)
+    alike = all(term.field in _COMPARED_FIELDS for term in terms) and state.sort.removeprefix("-") in {"", "created"}
+    return replace(wanted, folded=folded, comparisons_folded=folded and alike)
 
 
 def _offer(state: ListState, unknown: UnknownName) -> list[Chip]:
@@ -292,7 +300,7 @@ def act_on_jobs(
     if form.action == "tag" and not form.tag:
         raise SpecInvalid("No tag was entered. Go back and enter one.", field="tag")
     add = [form.tag] if form.action == "tag" else []
-    ids = _matching_ids(app_state, caller, form) if form.every else form.ids
+    ids = _matching_ids(app_state, caller, form) if form.every else _with_compared(app_state, form.ids)
     results: list[ActionResult] = []
     for first in range(0, len(ids), _ACTIONS_AT_ONCE):
         fields: dict[str, object] = {"action": form.action, "ids": ids[first : first + _ACTIONS_AT_ONCE], "add": add}
@@ -302,14 +310,22 @@ def act_on_jobs(
     return RedirectResponse(f"{form.back}{joint}did={form.action}.{len(results) - failed}.{failed}", 303)
 
 
+def _with_compared(app_state: AppState, ids: Sequence[str]) -> list[str]:
+    """Return these ids, those of jobs in place of the comparisons that submitted them."""
+    compared = [given_id for given_id in ids if given_id.startswith(queries.COMPARISON)]
+    wanted = JobFilter(conditions=[queries.member_condition(compared)])
+    with app_state.database.read() as session:
+        members = queries.ids(session, wanted, most=MOST_COUNTED) if compared else []
+    return list(dict.fromkeys([*(given_id for given_id in ids if given_id not in compared), *members]))
+
+
 def filter_among(session: Session, app_state: AppState, caller_id: str, q: str, among: str) -> JobFilter:
-    """Return the filter of a query that looks in these jobs and arrays, comma separated; in all if there are none."""
+    """Return the filter of a query that looks in these jobs, arrays and comparisons, comma separated; else in all."""
     wanted = read_filter(session, app_state, caller_id, ListJobs.model_validate({"q": q} if q else {}))
     if not among:
         return wanted
     ids = [part.strip() for part in among.split(",")]
-    of_arrays = Job.array_id.in_([given_id for given_id in ids if is_array_id(given_id)])
-    return replace(wanted, conditions=[*wanted.conditions, or_(Job.id.in_(ids), of_arrays)])
+    return replace(wanted, conditions=[*wanted.conditions, or_(Job.id.in_(ids), queries.member_condition(ids))])
 
 
 def _matching_ids(app_state: AppState, caller: Principal, form: ActionForm) -> list[str]:

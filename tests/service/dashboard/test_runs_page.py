@@ -55,6 +55,15 @@ def test_runs_are_rows_and_what_differs_and_metrics_are_columns(signed_in_browse
     assert ">Succeeded 3</a>" in page
 
 
+def test_a_metric_that_repeats_a_parameter_has_no_column(signed_in_browser, client, train):
+    ids = [client.post("/jobs", json=make_job_body(params={"rate": rate})).json()["id"] for rate in (0.1, 0.2)]
+    for rate in (0.1, 0.2):
+        train(1, [{"accuracy": 1 - rate, "learning_rate": rate}])
+    query = {"ids": ",".join(ids), "charts": "1"}
+    assert not {"learning_rate"} & columns(signed_in_browser.get("/ui/jobs", params=query).text).keys()
+    assert "learning_rate" in columns(signed_in_browser.get("/ui/jobs", params=query | {"cols": "learning_rate"}).text)
+
+
 @pytest.mark.usefixtures("runs")
 def test_the_table_is_sorted_by_each_head_and_shows_the_chosen_columns(signed_in_browser):
     query = {"q": "tag:sweep", "charts": "1", "sort": "metric.val/loss"}

@@ -12,6 +12,7 @@ const NEAR = 30; // of the cursor and the curve that it lights, px
 const TIP_LINE = 18; // height, px
 const VEIL = 0.7;
 const GRID = 1000;
+const FLAT = 1e-9; // difference of equal values, of which some are means
 const GOLDEN_ANGLE = 137.508;
 const computed = new Map(); // colours of the theme
 let library = null;
@@ -443,7 +444,7 @@ export function followTheme(restyle) {
 // One value all along: a line in the middle.
 function flatRange(_, low, high) {
   if (low === null) return [0, 1];
-  if (low === high) return [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
+  if (high - low <= Math.abs(high) * FLAT) return [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
   return [low - (high - low) * 0.05, high + (high - low) * 0.05];
 }
 

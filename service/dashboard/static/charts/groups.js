@@ -66,11 +66,11 @@ function spread(values) {
 export function groupTable(table, groups, title, swatchOf, runOf) {
   const heads = [...table.tHead.rows[0].cells];
   const metrics = heads.map((head, column) => ({ column, ...head.dataset })).filter(({ metric }) => metric !== undefined);
-  const rows = [...table.tBodies[0].rows];
+  const rows = [...table.tBodies[0].rows].filter((row) => row.dataset.run);
   const results = metrics.map(({ column, goal }) => {
     const found = groups.map(({ runs }) => spread(rows.filter((row) => runs.has(runOf(row)) && row.cells[column].dataset.value !== "").map((row) => Number(row.cells[column].dataset.value))));
     const means = found.map(({ mean }) => mean).filter((mean) => mean !== null && mean !== undefined);
-    return { found, best: goal && means.length > 1 ? Math[goal](...means) : null };
+    return { found, best: goal && new Set(means).size > 1 ? Math[goal](...means) : null };
   });
   const cell = (text, name = "number nowrap", tag = "td") => make(tag, name, text);
   const head = make("tr");
