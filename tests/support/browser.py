@@ -238,6 +238,12 @@ class Browser:
         self("Input.dispatchMouseEvent", type="mousePressed", **mouse)
         self("Input.dispatchMouseEvent", type="mouseReleased", **mouse)
 
+    def leave(self, selector: str) -> None:
+        """Click what leads to another page, and wait until that is there: the old one may already look like it."""
+        self.evaluate("window.left = true")
+        self.click(selector)
+        self.wait_for("!window.left && document.readyState === 'complete'")
+
     def screenshot(self, path: Path) -> None:
         """Keep what is seen as a PNG."""
         path.write_bytes(base64.b64decode(self("Page.captureScreenshot", format="png")["data"]))

@@ -5,6 +5,7 @@ import { holdFocus, note, update } from "./morph.js";
 
 const EVERY_MS = 3000;
 const SLOWEST_MS = 30_000;
+const LONGEST_PRESS_MS = 5000; // menus of the browser take the release of theirs
 
 const main = document.querySelector("main");
 const listeners = [];
@@ -12,6 +13,8 @@ let failures = 0;
 let pause = 0;
 let timer = 0;
 let under_way = null;
+let pressed = null;
+let release = () => {};
 
 for (const part of main.querySelectorAll("[data-part]")) note(part);
 
@@ -28,6 +31,14 @@ export function keepFresh() {
   document.addEventListener("visibilitychange", () => {
     if (!document.hidden) refresh();
   });
+  // A click is a press and a release of the same thing: nothing moves away between them.
+  addEventListener("pointerdown", () => {
+    pressed = new Promise((resolve) => {
+      release = resolve;
+      setTimeout(resolve, LONGEST_PRESS_MS);
+    });
+  });
+  for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => setTimeout(release)); // after the click
   schedule();
 }
 
@@ -90,7 +101,9 @@ async function fetchParts() {
     pause = 1000 * Number(answer.headers.get("Retry-After") ?? 0);
     if (!answer.ok) throw new Error(answer.statusText);
     const live = isLive();
-    updateParts(new DOMParser().parseFromString(await answer.text(), "text/html"));
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    await pressed;
+    updateParts(fresh);
     if (live && !isLive()) document.querySelector("[data-tell]")?.remove();
     if (live && !isLive() && "tells" in main.dataset) new Notification(document.title);
     failures = 0;

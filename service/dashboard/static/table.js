@@ -85,8 +85,9 @@ export function selectRows(form) {
     }
   });
 
-  // A page that the browser had kept comes back with its boxes ticked.
-  for (const box of boxes()) if (box.checked) selected.add(box.value);
+  // Boxes may be ticked before this runs, and those of a page that the browser had kept are.
+  const all = form.querySelector("[data-all]")?.checked;
+  for (const box of boxes()) if (all || box.checked) selected.add(box.value);
   onChange(show);
   show();
 }

@@ -14,7 +14,7 @@ THEMES = ("light", "dark")
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     deployment = Deployment(tmp_path_factory.mktemp("lists") / "home")
-    deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2", GRADIENT_WORKER__SLOTS="3")
+    deployment.start_up(GRADIENT_WORKER__SYNC_SECONDS="0.2", GRADIENT_WORKER__SLOTS="8")
     yield deployment
     deployment.stop()
 
@@ -152,30 +152,38 @@ def test_selected_jobs_are_tagged_and_stopped(service, browser, jobs):
     browser.evaluate("document.querySelector('#bulk-tag').focus()")
     browser.wait_for("document.querySelector('[data-selected]').textContent === '2 selected'")
     browser.fill("#bulk-tag", "marked")
-    browser.click("button[value=tag]")
-    browser.wait_for("document.querySelector('.did')?.innerText === 'Tagged: 2 jobs.'")
+    browser.leave("button[value=tag]")
+    assert browser.text(".did") == "Tagged: 2 jobs."
     assert {tuple(service.job(job_id)["tags"]) for job_id in ids} == {("stopped-here", "marked")}
     browser.click("[data-all]")
-    browser.click("button[value=stop]")
-    browser.wait_for("document.querySelector('.did')?.innerText === 'Asked to stop: 2 jobs.'")
+    browser.leave("button[value=stop]")
+    assert browser.text(".did") == "Asked to stop: 2 jobs."
     for job_id in ids:
         assert service.wait_ended(job_id)["state"] == "Cancelled"
     assert jobs
+
+
+@pytest.mark.usefixtures("jobs")
+def test_rows_that_are_ticked_before_the_scripts_run_are_selected(service, browser):
+    tick = "const box = document.querySelector('[data-all]'); if (box) { observer.disconnect(); box.click(); }"
+    observe = f"const observer = new MutationObserver(() => {{ {tick} }}); "
+    observe += "observer.observe(document, {childList: true, subtree: true});"
+    browser("Page.addScriptToEvaluateOnNewDocument", source=observe)
+    browser.open(f"{service.cli_json['url']}/ui/jobs?q=tag:sweep")
+    assert browser.text("[data-selected]") == "2 selected"
 
 
 def test_a_worker_is_drained_and_resumed(service, browser):
     browser.open(f"{service.cli_json['url']}/ui/machines")
     browser.click("#change-1 summary")
     browser.fill("#own-key-1", service.cli_json["apiKey"])
-    browser.click("#drain-1")
-    browser.wait_for("document.getElementById('resume-1')")
-    browser.wait_for("document.readyState === 'complete'")
+    browser.leave("#drain-1")
     waiting = service.submit("true", name="waits-for-it")
     browser.wait_for("document.querySelector('#queue-title ~ .scroll table')?.innerText.includes('waits-for-it')")
     assert fits(browser)
     browser.click("#change-1 summary")
     browser.fill("#own-key-1", service.cli_json["apiKey"])
-    browser.click("#resume-1")
+    browser.leave("#resume-1")
     browser.wait_for("document.getElementById('drain-1')")
     assert service.wait_ended(waiting)["state"] == "Stopped"
 

@@ -111,13 +111,12 @@ def test_the_list_changes_by_itself_and_buttons_work(service, browser):
     browser.click(f"#{job_id}")
     browser.wait_for("document.getElementById('stop')")
     open_menu(browser, "#stop-menu")
-    browser.click("#stop")
+    browser.leave("#stop")
     browser.wait_for("document.querySelector('.state .badge')?.innerText === 'Cancelled'")
     browser.wait_for("document.querySelector('.badge.cancelled') && !document.getElementById('stop')")
     open_menu(browser, "#delete")
-    browser.click("#delete-now")
-    browser.wait_for("location.pathname === '/ui/jobs'")
-    browser.wait_for(f"document.readyState === 'complete' && !document.getElementById({json.dumps(job_id)})")
+    browser.leave("#delete-now")
+    browser.wait_for(f"location.pathname === '/ui/jobs' && !document.getElementById({json.dumps(job_id)})")
 
 
 def test_a_server_that_does_not_answer_is_announced(service, browser):
@@ -138,6 +137,30 @@ def test_a_list_without_live_jobs_shows_a_new_one(service, browser):
     job_id = service.submit("true", name="new", project="idle")
     browser.wait_for(f"document.getElementById({json.dumps(job_id)})")
     assert fits(browser)
+
+
+def test_a_row_that_appears_between_press_and_release_takes_no_click(service, chromium):
+    browser = Browser(chromium)
+    pressed = service.submit("true", name="pressed", project="pressed")
+    browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
+    browser.open(f"{service.cli_json['url']}/ui/jobs?q=project:pressed")
+    gate = "new Promise(open => { window.open = open; })"
+    held = "window.waits = true; await gate; const answer = await ask(...of), text = await answer.text(); "
+    held += "window.came = true; return new Response(text, answer);"
+    browser.evaluate(f"const ask = fetch, gate = {gate}; window.fetch = async (...of) => {{ {held} }}; null")
+    browser.wait_for("window.waits")
+    for _ in range(3):
+        service.submit("true", name="new", project="pressed")
+    box = f"document.querySelector('#{pressed}').getBoundingClientRect()"
+    x, y = browser.evaluate(f"(box => [box.left + 4, box.top + 4])({box})")
+    mouse = {"x": x, "y": y, "button": "left", "clickCount": 1}
+    browser("Input.dispatchMouseEvent", type="mousePressed", **mouse)
+    browser.evaluate("window.open()")
+    browser.wait_for("window.came")
+    browser.evaluate("new Promise(seen => requestAnimationFrame(() => requestAnimationFrame(seen)))")
+    browser("Input.dispatchMouseEvent", type="mouseReleased", **mouse)
+    browser.wait_for(f"location.pathname === '/ui/jobs/{pressed}'")
+    browser.close()
 
 
 def choose(browser, selector, value):
