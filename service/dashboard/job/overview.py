@@ -23,6 +23,7 @@ from service.dashboard.charts import draw_sparkline
 from service.dashboard.job.attempts import attempt_rows
 from service.dashboard.job.header import JobHeader, read_header, render_job_page
 from service.dashboard.job.timeline import phase_spans
+from service.dashboard.lists.now_page import main_metric
 from service.dashboard.login import HOME, FormTexts, SameOriginForm
 from service.dashboard.rendering import (
     format_metric,
@@ -42,7 +43,7 @@ router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])
 
 _LAST_LINES = 14
 _LINE_BYTES = 2000
-_POINTS = 60
+_POINTS = 120
 _TILES = 12
 _TAG = re.compile(r'\s*"((?:[^"]|"")+)"\s*(?:,|$)|([^,]+)')
 _LOG_QUERY = frozenset({"line", "find"})
@@ -55,11 +56,12 @@ class Tile:
 
     name: str
     shown: str
-    points: str  # of a polyline in a drawing 120 wide and 24 high
+    points: str  # of a polyline in a drawing 120 wide and 24 high; empty: of one value
+    spread: str  # its lowest and its highest value
 
 
 class LastLines(NamedTuple):
-    text: str  # its lines, with colours
+    lines: list[str]  # with their colours
     total: int
 
 
@@ -166,11 +168,11 @@ def _last_lines(app_state: AppState, header: JobHeader) -> LastLines:
     texts = [line.message for line in lines]
     if not header.row.ended and header.attempt is None and (partial := reader.partial(max_line_bytes=_LINE_BYTES)):
         texts.append(partial)
-    return LastLines("\n".join(texts), total)
+    return LastLines(texts, total)
 
 
 def _tiles(session: Session, app_state: AppState, header: JobHeader) -> list[Tile]:
-    """Return the first metrics, those of the job before those of the system."""
+    """Return the first metrics: the job's main one, those with curves, those with one value, the system's."""
     body = app_state.metrics.get(session, header.row, None, _POINTS, attempt=header.attempt).body
     system, of_job = (
         {series["name"]: series for series in json.loads(body)["series"] if (series["source"] == "system") is of_system}
@@ -181,14 +183,19 @@ def _tiles(session: Session, app_state: AppState, header: JobHeader) -> list[Til
     for name, value in last.items():
         metric = of_job.setdefault(name, {"name": name, "source": "job", "points": [], "last": value})
         metric["last"] = value
-    return [_tile(series) for series in [*of_job.values(), *system.values()][:_TILES]]
+    main = main_metric(name for name, series in of_job.items() if series["points"][1:])
+    ordered = sorted(of_job.values(), key=lambda series: (series["name"] != main, not series["points"][1:]))
+    return [_tile(series) for series in [*ordered, *system.values()][:_TILES]]
 
 
 def _tile(series: dict[str, Any]) -> Tile:
-    heights = [value for point in series["points"] if math.isfinite(value := float(point["value"]))]
     name, last = series["name"], None if series["last"] is None else float(series["last"])
-    if series["source"] != "system" or last is None:
-        return Tile(name, format_number(last), draw_sparkline(heights))
-    title = re.sub(r"_(bytes|percent)$", "", name).replace("_", " ")
-    shown = format_percent(last) if name.endswith("_percent") else format_metric(last, name)
-    return Tile(re.sub(r"\b(cpu|gpu|tpu)\b", lambda word: word[0].upper(), title), shown, draw_sparkline(heights))
+    if series["source"] == "system" and last is not None:
+        title = re.sub(r"_(bytes|percent)$", "", name).replace("_", " ")
+        shown = format_percent(last) if name.endswith("_percent") else format_metric(last, name)
+        return Tile(re.sub(r"\b(cpu|gpu|tpu)\b", lambda word: word[0].upper(), title), shown, "", "")
+    heights = [value for point in series["points"] if math.isfinite(value := float(point["value"]))]
+    if not heights[1:]:
+        return Tile(name, format_number(last), "", "")
+    spread = f"lowest {format_number(series['min'])}, highest {format_number(series['max'])}"
+    return Tile(name, format_number(last), draw_sparkline(heights), spread)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -48,6 +49,7 @@ router = Router(dependencies=[Depends(require_key_or_session)])
 PAGE_JOBS = 50
 MOST_COUNTED = 10_000
 _MOST_COLUMNS = 20
+_MOST_SIDES = 4
 _ACTIONS_AT_ONCE = 200
 _MAX_FIELDS = _ACTIONS_AT_ONCE + PAGE_JOBS  # a page of runs has as many jobs as are acted on at once
 _FILTERS = {"state": "state", "project": "project", "machineType": "machine", "tag": "tag"}
@@ -180,15 +182,19 @@ def column_choices(
 def suggest(
     session: Session, app_state: AppState, caller: Principal, state: ListState, terms: Sequence[Term]
 ) -> dict[str, Sequence[object]]:
-    """Return queries that find jobs, with a state for its word, without stars, or with a name that jobs have."""
-    chips = []
+    """Return queries that find jobs: a state for its word, without stars, the sides of an OR, names that jobs have."""
+    offers = []
     for term in terms:
         word = term.text.lower()
         other = f"state:{word}" if word in STATES else term.text.replace("*", "")
-        query = state.q.replace(term.text, other)
+        offers += [(other, state.q.replace(term.text, other))] if other != term.text else []
+    sides = [" ".join(side) for is_or, side in groupby((term.text for term in terms), "OR".__eq__) if not is_or]
+    offers += [(side, side) for side in sides[:_MOST_SIDES]] if len(sides) > 1 else []
+    chips = []
+    for text, query in offers:
         wanted = read_filter(session, app_state, caller.id, ListJobs.model_validate({"q": query}))
-        if other != term.text and (count := queries.count(session, wanted, most=MOST_COUNTED)):
-            chips.append(Chip(f"{other} ({count:,})", state.url(q=query)))
+        if count := queries.count(session, wanted, most=MOST_COUNTED):
+            chips.append(Chip(f"{text} ({count:,})", state.url(q=query)))
     unknown = find_unknown_names(session, state.q) if terms else []
     return {"suggested": chips, "unknown": [(name, _offer(state, name)) for name in unknown]}
 

@@ -5,7 +5,7 @@ import { completeQuery } from "./complete.js";
 import { offerCopies } from "./copy.js";
 import { checkWhileTyping } from "./job_form.js";
 import { keepFresh, onChange, stayOnPage, tellOfEnd } from "./live.js";
-import { paintTexts } from "./log/ansi.js";
+import { colourLines } from "./log/map.js";
 import { showLog } from "./log/viewer.js";
 import { listenForKeys } from "./palette.js";
 import { openBeside } from "./peek.js";
@@ -17,7 +17,7 @@ import { resizeTable } from "./widths.js";
 function enliven(part) {
   tellTimes(part);
   offerCopies(part);
-  paintTexts(part);
+  colourLines(part);
 }
 
 enliven(document);

@@ -98,3 +98,20 @@ def test_no_page_is_wider_than_the_screen(dashboard, browser):
         dashboard.open(browser, page)
         found[page] = browser.evaluate(TOO_WIDE)
     assert {page: of_page for page, of_page in found.items() if of_page} == {}
+
+
+@pytest.mark.parametrize("browser", ["tablet"], indirect=True)
+@pytest.mark.parametrize("page", ["now", "machines", "schedules"])
+def test_all_columns_are_seen_on_a_tablet(dashboard, browser, page):
+    dashboard.open(browser, page)
+    hidden = "[...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > box.clientWidth + 1).length"
+    assert browser.evaluate(hidden) == 0
+
+
+@pytest.mark.parametrize("browser", ["wide"], indirect=True)
+def test_charts_of_different_groups_stand_side_by_side(dashboard, browser):
+    dashboard.open(browser, "metrics")
+    browser.wait_for("document.querySelectorAll('.job-charts .chart').length > 1")
+    tops = "[...document.querySelectorAll('.job-charts .chart')].map((chart) => chart.getBoundingClientRect().top)"
+    first, second, *_ = browser.evaluate(tops)
+    assert first == second

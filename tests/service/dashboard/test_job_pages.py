@@ -185,9 +185,9 @@ def test_the_page_of_a_job_tells_all_about_it(signed_in_browser, client, worker,
         "tensorflow/tensorflow:2.21.0",
         ">simulated</span>",
         "at $1.46/h",
-        "nightly",
+        '<a class="tag" href="/ui/jobs?tag=nightly">nightly</a>',
         "epoch 1\nepoch 2</pre>",
-        "<dt>loss</dt><dd>0.5<svg",
+        '<dt>loss</dt><dd>0.5 <small class="muted">lowest 0.5, highest 1</small><svg',
     ):
         assert text in page.text, text
     config = signed_in_browser.get(f"/ui/jobs/{job_id}/config").text

@@ -137,7 +137,11 @@ def test_a_page_of_a_phone_has_twenty_rows(signed_in_browser, submit):
 
 def test_a_search_that_finds_nothing_says_what_would(signed_in_browser, submit, client):
     client.post(f"/jobs/{submit(name='resnet-1')}/stop")
-    for query, meant in (("cancelled", "state:cancelled (1)"), ("name:resnet*", "name:resnet (1)")):
+    for query, meant in (
+        ("cancelled", "state:cancelled (1)"),
+        ("name:resnet*", "name:resnet (1)"),
+        ("gpt OR name:resnet", "name:resnet (1)"),
+    ):
         page = signed_in_browser.get("/ui/jobs", params={"q": query}).text
         assert re.findall(r'Did you mean <a class="chip" href="[^"]*">([^<]*)</a>', page) == [meant]
     assert "Did you mean" not in signed_in_browser.get("/ui/jobs", params={"q": "failed"}).text, "no job has"
@@ -173,14 +177,14 @@ def test_a_worker_that_takes_no_jobs_says_why(signed_in_browser, database, submi
     submit(name="queued")
     page = signed_in_browser.get("/ui/machines").text
     assert re.search(r'gpu-box\s*<small class="why">The folder /srv &lt;of this host&gt; has no mark</small>', page)
-    assert re.search(r"</span>refusing</span>", page)
+    assert re.search(r"</span>Refusing</span>", page)
     assert "does not take such jobs (The folder /srv &lt;of this host&gt; has no mark)." in page
     assert " of 0 slots" not in page
 
 
 def test_figures_of_machine_types_are_written_out(signed_in_browser):
     page = signed_in_browser.get("/ui/machines").text
-    assert "fp16 18,000</span>" in page
+    assert ">18,000</td>" in page
     assert not re.search(r"\de\+\d", page)
 
 

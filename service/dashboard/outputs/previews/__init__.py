@@ -34,6 +34,7 @@ _HEADERS: dict[str, Callable[[BinaryIO, int], Any]] = {
     ".safetensors": read_safetensors,
     ".keras": read_zip,
     ".zip": read_zip,
+    ".npz": read_zip,
     ".whl": read_zip,
     ".pt": read_zip,
     ".pth": read_zip,

@@ -6,6 +6,7 @@ import { followFingers } from "./touch.js";
 const KEYS = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
 const COLOURS = 8;
 const AXIS_FONT = "11px system-ui, sans-serif";
+const AXES = { step: "step", relative: "running time", time: "time", cost: "cost" };
 const ZOOM = 0.25;
 const LEAST_DRAG = 6;
 const NEAR = 30; // of the cursor and the curve that it lights, px
@@ -44,7 +45,7 @@ export class Chart {
     this.pin = onPin && button("Pin", `Pin ${title}`, () => onPin(title));
     if (this.pin) tools.append(this.pin);
     tools.append(button("PNG", `Save ${title} as PNG`, () => this.#savePng()), button("CSV", `Save ${title} as CSV`, () => this.#saveCsv()));
-    caption.append(this.name, this.value, tools);
+    caption.append(this.name, tools, this.value);
     this.element.append(caption, this.box, this.legend);
     this.box.addEventListener("keydown", (event) => this.#key(event));
     this.box.addEventListener("blur", () => this.#leave());
@@ -168,7 +169,7 @@ export class Chart {
       bands,
       scales: { x: { time: this.axis === "time", range: (_, low, high) => this.#range(low, high) }, y: { distr: log ? 3 : 1, range: log ? undefined : flatRange } },
       axes: [
-        { ...axis, size: this.axis === "time" ? 40 : 24, gap: 2, space: 80, values: (_, ticks, _axis, _space, step) => (this.axis === "time" ? timeTicks(ticks, step) : ticks.map(xTick(this.axis))) },
+        { ...axis, ...(AXES[this.axis] && this.source === "job" ? { label: AXES[this.axis], labelFont: AXIS_FONT, labelSize: 14, labelGap: 0 } : {}), size: this.axis === "time" ? 40 : 24, gap: 2, space: 80, values: (_, ticks, _axis, _space, step) => (this.axis === "time" ? timeTicks(ticks, step) : ticks.map(xTick(this.axis))) },
         { ...axis, gap: 4, size: (_, labels) => 10 + 6.4 * Math.max(4, ...(labels ?? []).map((label) => label.length)), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : this.unit(tick, 5))) },
       ],
       cursor: {

@@ -27,15 +27,6 @@ export function writeAnsi(element, text, style) {
   append(element, text.slice(from), style);
 }
 
-// Paints texts that stand in their elements without colours.
-export function paintTexts(root) {
-  for (const element of root.querySelectorAll("[data-coloured]")) {
-    if (element.childElementCount) continue;
-    element.textContent = "";
-    writeAnsi(element, element.dataset.coloured, plainStyle());
-  }
-}
-
 function append(element, text, style) {
   if (!text) return;
   const names = ["bold", "dim", "italic", "underline", "strike", "inverse"].filter((name) => style[name]);

@@ -1,5 +1,7 @@
 // The lines of a log that look like errors or warnings: tinted, and as marks at the edge of the log.
 
+import { plainStyle, writeAnsi } from "./ansi.js";
+
 const ERROR = /Traceback \(most recent call last\)|Error|Exception|error:|ERROR|CRITICAL|FATAL|out of memory| nan|=nan|Segmentation fault/;
 const WARNING = /WARN|Warning|warning:/;
 const SEARCHES = { error: { errors: true }, warning: { query: "warn" } };
@@ -8,6 +10,19 @@ const NEAR_PX = 5;
 
 export function levelOf(message) {
   return ERROR.test(message) ? "error-line" : WARNING.test(message) ? "warning-line" : "";
+}
+
+// Shows a few lines with their colours, as the page of the log does.
+export function colourLines(part) {
+  for (const shown of part.querySelectorAll("[data-lines]")) {
+    if (shown.firstElementChild) continue;
+    const style = plainStyle();
+    shown.replaceChildren(...JSON.parse(shown.dataset.lines).map((line) => {
+      const row = Object.assign(document.createElement("div"), { className: levelOf(line) });
+      writeAnsi(row, line, style);
+      return row;
+    }));
+  }
 }
 
 export class LogMap {

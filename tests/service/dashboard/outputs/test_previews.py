@@ -98,16 +98,17 @@ def test_tensors_and_archives_show_their_headers():
     header = json.dumps({"__metadata__": {}, "w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}).encode()
     [tensor] = look(struct.pack("<Q", len(header)) + header + bytes(24), "a.safetensors").parsed.entries
     assert (tensor.name, tensor.detail, tensor.size) == ("w", "F32 (2, 3)", 24)
-    assert [entry.name for entry in look(packed.getvalue(), "a.keras").parsed.entries] == ["config.json"]
+    for name in ("a.keras", "a.npz"):
+        assert [entry.name for entry in look(packed.getvalue(), name).parsed.entries] == ["config.json"]
 
 
-@pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.h5", "a.hdf5"])
+@pytest.mark.parametrize("name", ["a.npy", "a.h5", "a.hdf5"])
 def test_arrays_are_only_downloaded(name):
     for start in (b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'}", b"PK\x03\x04\x14\x00", b"\x89HDF\r\n\x1a\n\x00"):
         assert look(start + bytes(100), name).kind == "none"
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".keras", ".zip", ".pt"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".keras", ".zip", ".npz", ".pt"])
 def test_a_damaged_header_is_no_preview(suffix):
     chance = random.Random(suffix)  # noqa: S311 - a repeatable test
     for start in (
