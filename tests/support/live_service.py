@@ -8,7 +8,7 @@ import time
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,7 @@ from core.jobs import lifecycle, queries
 from core.jobs.scheduling import claims, workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
+from core.security import visibility
 from core.settings import Settings
 from service.app_state import AppState
 from service.http.connections import ConnectionTimes
@@ -179,6 +180,11 @@ def record_statements(database: Database, when: Callable[[], object] = lambda: T
             yield statements
     finally:
         event.remove(database.engine, "before_cursor_execute", note)
+
+
+def record_requests(database: Database) -> AbstractContextManager[list[tuple[str, Any]]]:
+    """Record the statements of requests, without other work of the service, such as repairs and notifications."""
+    return record_statements(database, visibility._viewer.get)
 
 
 def measure_peak_memory(action: Callable[[], None]) -> int:

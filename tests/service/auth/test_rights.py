@@ -10,13 +10,13 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from sqlalchemy import update
 from support.free_port import free_port
-from support.live_service import make_form, make_job_body, make_zip, record_statements
+from support.live_service import make_form, make_job_body, make_zip, record_requests
 from support.retention_jobs import RetentionJobs
 
 from core.db.database import now
 from core.db.models.credentials import ApiKey, SshKey
 from core.jobs.tracking import metrics
-from core.security import api_keys, visibility
+from core.security import api_keys
 from core.security.key_rights import KeyRights
 
 RIGHTS = Path(__file__).with_name("rights.txt")
@@ -440,7 +440,7 @@ def test_what_is_hidden_costs_the_statements_of_a_made_up_id(app, world, databas
     for what, ask in asked:
         sent = []
         for ids in (invented, hidden, invented):  # the first one fills caches
-            with record_statements(database, visibility._viewer.get) as statements:  # of requests, not of other work
+            with record_requests(database) as statements:
                 ask(ids)
             sent.append([text for text, _ in statements])
         if sent[1] != sent[2] or not sent[1]:

