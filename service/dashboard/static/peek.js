@@ -14,9 +14,15 @@ export function openBeside(enliven) {
   let live = false;
 
   function close() {
-    [run, shown, aside.hidden] = ["", "", true];
+    [run, shown] = ["", ""];
+    hide(true);
     aside.replaceChildren();
     mark();
+  }
+
+  function hide(hidden) {
+    aside.hidden = hidden;
+    aside.closest("main").classList.toggle("beside", !hidden);
   }
 
   function mark() {
@@ -45,7 +51,7 @@ export function openBeside(enliven) {
     const title = document.createElement("h2");
     title.append(name);
     main.querySelector("h1").replaceWith(title);
-    aside.hidden = false;
+    hide(false);
     const fresh = aside.cloneNode();
     fresh.append(...document.adoptNode(main).children);
     if (shown === run) update(aside, fresh);

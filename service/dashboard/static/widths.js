@@ -10,7 +10,7 @@ export function resizeTable() {
   const splitter = document.querySelector("[data-splitter]");
   const columns = () => document.querySelectorAll("[data-runs-table] th[aria-sort]").forEach((head) => {
     const cells = () => [...head.closest("table").rows].map((row) => row.cells[head.cellIndex]);
-    const apply = (width) => cells().forEach(({ style }) => Object.assign(style, { maxWidth: width, minWidth: width }));
+    const apply = (width) => cells().forEach(({ style }) => Object.assign(style, { maxWidth: width, minWidth: width, overflow: "hidden", textOverflow: "ellipsis" }));
     if (head.querySelector(".grip")) return kept[head.dataset.key] && apply(`${kept[head.dataset.key]}px`);
     const grip = document.createElement("span");
     grip.className = "grip";

@@ -23,6 +23,7 @@ END
 """
 LOSS = "[...document.querySelectorAll('.chart')].find(chart => chart.innerText.startsWith('loss'))"
 ERROR = LOSS.replace("'loss'", "'error'")
+BAR = "document.querySelector('.lit-row:not([hidden])')"
 REFUSE_FIRST = """
 const request = window.fetch;
 window.fetch = (address, options) => {
@@ -223,6 +224,11 @@ def test_names_of_runs_are_not_drawn_into_their_charts(service, browser, trained
     assert "trained" not in browser.evaluate("window.drawn")
 
 
+def is_lit(job_id):
+    top = "{}.getBoundingClientRect().top".format
+    return f"{BAR} && Math.abs({top(BAR)} - {top(f'document.querySelector(`[data-run={job_id}]`)')}) < 1"
+
+
 def test_runs_are_lit_hidden_sorted_and_grouped_together(service, browser, trained):
     one_value = TRAIN.replace("1.0 -", "2.0 -").replace("metrics = open", "values = {'batch': 32}; metrics = open")
     one_value = one_value.replace("for step", "print(json.dumps(values), file=metrics)\nfor step")
@@ -240,7 +246,7 @@ def test_runs_are_lit_hidden_sorted_and_grouped_together(service, browser, train
     row = "document.querySelector('[data-run=\"{}\"]')".format
     # A row lights its curve, and a curve its row; beside the cursor are all runs, sorted, the lit one bold.
     browser.evaluate(f"{row(other)}.querySelector('a').dispatchEvent(new Event('pointerover', {{bubbles: true}}))")
-    browser.wait_for(f"{chart}.querySelector('.chart-lit') && {chart}.chart.lit === 1 && {row(other)}.matches('.lit')")
+    browser.wait_for(f"{chart}.querySelector('.chart-lit') && {chart}.chart.lit === 1 && {is_lit(other)}")
     browser.evaluate(f"{chart}.querySelector('.chart-plot').focus()")
     browser("Input.dispatchKeyEvent", type="keyDown", key="ArrowLeft")
     tip = f"{chart}.querySelector('.chart-tip')"
@@ -248,8 +254,8 @@ def test_runs_are_lit_hidden_sorted_and_grouped_together(service, browser, train
     assert browser.evaluate(f"{tip}.innerText").split("\n") == ["step 8", "1.73 run-1", "0.733 trained"]
     assert browser.evaluate(f"{tip}.querySelector('.nearest').innerText") == "1.73 run-1"
     browser.evaluate("document.activeElement.blur()")
-    browser.evaluate(f"{chart}.chart.onLight(0)")
-    browser.wait_for(f"{row(trained)}.matches('.lit') && !{row(other)}.matches('.lit')")
+    browser.evaluate(f"{chart}.chart.onLight(0); scrollBy(0, -40)")
+    browser.wait_for(is_lit(trained))
     # An eye hides curves; a head sorts without loading the page, and the address has it all.
     browser.evaluate("window.stays = true")
     browser.click(f"[data-run={trained}] [data-eye]")
@@ -274,13 +280,36 @@ def test_runs_are_lit_hidden_sorted_and_grouped_together(service, browser, train
     browser.evaluate(
         "document.querySelector('[data-group=\"1\"]').dispatchEvent(new Event('pointerover', {bubbles: true}))"
     )
-    browser.wait_for(f"{row(other)}.matches('.lit') && document.querySelector('[data-group=\"1\"].lit')")
+    browser.wait_for(f"document.querySelector('[data-group=\"1\"].lit') && !{BAR}")
     assert "group=seed" in browser.evaluate("location.search")
     # A pinned chart comes first.
     browser.evaluate(f"{chart}.querySelector('.chart-tools button').click()")
     browser.wait_for(f"document.querySelector('.run-curves .chart') === {chart}")
     assert browser.evaluate("new URL(location).searchParams.get('pin')") == "val/error"
     assert browser.messages == []
+
+
+def test_the_page_is_laid_out_once_for_each_move_of_the_mouse_over_a_chart(service, browser, trained):
+    browser.open(f"{service.cli_json['url']}/ui/jobs?ids={trained}&charts=1")
+    chart = LOSS.replace("'loss'", "'val/error'")
+    browser.wait_for(f"{chart}?.chart.plot?.data[0].length === 10")
+    browser.evaluate(f"{chart}.scrollIntoView()")
+    left, top = browser.evaluate(f"(b => [b.left, b.top])({chart}.querySelector('.u-over').getBoundingClientRect())")
+    browser("Performance.enable")
+
+    def count_layouts():
+        return next(
+            one["value"] for one in browser("Performance.getMetrics")["metrics"] if one["name"] == "LayoutCount"
+        )
+
+    frame = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    for move in range(10):
+        browser("Input.dispatchMouseEvent", type="mouseMoved", x=left + 10 + 20 * move, y=top + 20)
+        browser.evaluate(frame)
+        if move == 0:
+            before = count_layouts()
+    assert browser.evaluate(f"{chart}.querySelector('.chart-tip').innerText.startsWith('step')")
+    assert count_layouts() - before < 2 * 9
 
 
 def test_labels_of_panels_are_whole_and_of_three_digits(service, browser):

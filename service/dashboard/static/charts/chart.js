@@ -203,7 +203,6 @@ export class Chart {
   #readSoon() {
     this.#frame ??= requestAnimationFrame(() => {
       this.#frame = null;
-      if (this.plot) this.#drawLit();
       this.#read();
     });
   }
@@ -225,7 +224,7 @@ export class Chart {
       return `${this.#label(one)}${this.unit(column[lastKnown(column, idx)])}`;
     });
     this.value.textContent = `${at}: ${values.join(", ")}`;
-    this.#showTip(at, values.map((text) => make("div", "", text)));
+    this.#showTip(at, values.map((text) => ({ text })));
   }
 
   // The runs that have a value there, the highest first, around the nearest one.
@@ -239,16 +238,10 @@ export class Chart {
     });
     found.sort((one, other) => other[1] - one[1]);
     const middle = found.findIndex(([one]) => one.run === this.lit);
-    const fit = Math.max(1, Math.floor(this.plot.over.clientHeight / TIP_LINE) - 2); // beside the step and the rest
+    const fit = Math.max(1, Math.floor(this.plot.bbox.height / devicePixelRatio / TIP_LINE) - 2); // beside the step and the rest
     const first = Math.max(0, Math.min(middle - Math.floor(fit / 2), found.length - fit));
-    const lines = found.slice(first, first + fit).map(([one, value]) => {
-      const line = make("div", one.run === this.lit ? "nearest" : "");
-      const swatch = make("span", "swatch");
-      swatch.style.background = runColour(one.run);
-      line.append(swatch, `${this.unit(value)} `, make("span", "tip-name", one.label));
-      return line;
-    });
-    if (found.length > lines.length) lines.push(make("div", "muted", `and ${found.length - lines.length} more`));
+    const lines = found.slice(first, first + fit).map(([one, value]) => ({ text: `${this.unit(value)} `, name: one.label, swatch: runColour(one.run), style: one.run === this.lit ? "nearest" : "" }));
+    if (found.length > lines.length) lines.push({ text: `and ${found.length - lines.length} more`, style: "muted" });
     const lit = found[middle];
     this.value.textContent = lit ? `${at}: ${this.#label(lit[0])}${this.unit(lit[1])}` : at;
     this.#showTip(at, lines);
@@ -264,6 +257,7 @@ export class Chart {
   light(run) {
     if (this.lit === run) return;
     this.lit = run;
+    if (this.plot) this.#drawLit();
     this.#readSoon();
   }
 
@@ -274,10 +268,11 @@ export class Chart {
     if (this.above.hidden) return;
     const { over, data } = this.plot;
     const { width, height } = this.plot.bbox; // in pixels of the screen, and known without a layout
-    Object.assign(this.above, { width, height });
+    if (this.above.width !== width || this.above.height !== height) Object.assign(this.above, { width, height });
     if (this.above.parentElement !== over) over.prepend(this.above);
     const pen = this.above.getContext("2d");
-    pen.scale(devicePixelRatio, devicePixelRatio);
+    pen.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
+    pen.clearRect(0, 0, width, height);
     Object.assign(pen, { globalAlpha: VEIL, fillStyle: colour(this.box, "var(--sheet)") });
     pen.fillRect(0, 0, width, height);
     pen.globalAlpha = 1;
@@ -315,11 +310,12 @@ export class Chart {
     return found;
   }
 
-  // The values in a box beside the cursor, on the side that has room.
+  // The values in a box beside the cursor, on the side that has room. Its nodes stay: new ones take longer to lay out.
   #showTip(at, lines) {
     const { left } = this.plot.cursor;
     const clientWidth = this.plot.bbox.width / devicePixelRatio;
-    this.tip.replaceChildren(make("div", "", at), ...lines);
+    [{ text: at }, ...lines].forEach((line, place) => write(this.tip.children[place] ?? this.tip.appendChild(tipLine()), line));
+    while (this.tip.children.length > lines.length + 1) this.tip.lastChild.remove();
     if (this.tip.parentElement !== this.plot.over) this.plot.over.append(this.tip);
     const beyond = left > clientWidth / 2;
     this.tip.style.left = beyond ? "" : `${left + 12}px`;
@@ -480,6 +476,25 @@ function colour(element, value) {
 
 function faded(rgb) {
   return rgb.replace(")", rgb.includes(",") ? ", 0.15)" : " / 0.15)");
+}
+
+function tipLine() {
+  const line = make("div");
+  line.append(make("span", "swatch"), "", make("span", "tip-name"));
+  line.lastChild.append("");
+  return line;
+}
+
+function write(line, { text, name = "", swatch = "", style = "" }) {
+  const [square, value, { firstChild: label }] = line.childNodes;
+  if (line.swatch !== swatch) {
+    line.swatch = swatch;
+    square.hidden = !swatch;
+    square.style.background = swatch;
+  }
+  if (value.data !== text) value.data = text;
+  if (label.data !== name) label.data = name;
+  if (line.className !== style) line.className = style;
 }
 
 function button(text, label, action) {

@@ -73,7 +73,18 @@ function shape(name, attributes, title) {
 }
 
 function drawing(label) {
-  return shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT + 2 * EDGE}`, role: "img", "aria-label": label });
+  const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT + 2 * EDGE}`, role: "img", "aria-label": label });
+  svg.append(shape("g", { class: "curves" }), shape("g", { class: "lit" }));
+  return svg;
+}
+
+// Fades all curves together but those of a run or group, which are drawn again above them: a change of the style of
+// each curve takes too long.
+export function lightPanels(curve) {
+  for (const curves of document.querySelectorAll("[data-panels] .curves")) {
+    curves.classList.toggle("faded", curve !== null);
+    curves.nextSibling.replaceChildren(...[...curves.querySelectorAll(`[data-curve="${curve}"]`)].map((one) => one.cloneNode(true)));
+  }
 }
 
 function text(x, y, anchor, content) {
@@ -97,7 +108,7 @@ function parallel(fields, runs, board) {
   const scales = fields.map(scale);
   for (const run of runs) {
     const points = fields.map(({ values }, axis) => (values[run.at] === null ? null : `${x(axis)},${y(scales[axis].place(values[run.at]))}`)).filter(Boolean);
-    svg.append(ofRun(shape("polyline", { points: points.join(" ") }, run.label), run, board));
+    svg.firstChild.append(ofRun(shape("polyline", { points: points.join(" ") }, run.label), run, board));
   }
   // Names in two lines, the ends of numbers outside of the axes, other values beside them.
   fields.forEach(({ name, numeric }, axis) => {
@@ -139,7 +150,7 @@ function scatter(fields, metrics, target, runs, board, redraw) {
   for (const run of known) {
     const [first, second] = [across.values[run.at], target.values[run.at]];
     const title = `${run.label}: ${target.name} ${figure(second)}, ${across.name} ${typeof first === "number" ? figure(first) : first}`;
-    svg.append(ofRun(shape("circle", { cx: x(first), cy: y(second), r: 4 }, title), run, board));
+    svg.firstChild.append(ofRun(shape("circle", { cx: x(first), cy: y(second), r: 4 }, title), run, board));
   }
   return [choices, svg];
 }

@@ -4,7 +4,7 @@ import { onChange } from "../live.js";
 import { serverOf } from "../morph.js";
 import { cell, make, runColour, save } from "./chart.js";
 import { groupRows, groupTable } from "./groups.js";
-import { showPanels } from "./panels.js";
+import { lightPanels, showPanels } from "./panels.js";
 import { figure } from "./series.js";
 
 const READ = { min: (one) => one.min, max: (one) => one.max };
@@ -16,8 +16,11 @@ export function joinTable(board) {
   const rows = () => [...(table()?.querySelectorAll("tbody tr[data-run]") ?? [])];
   const runOf = (row) => board.runs.get(row.dataset.run).run;
   const choice = board.form.elements.group;
-  const joined = { groups: null, light, update, dress, learn };
+  const joined = { groups: null, lit: null, light, update, dress, learn };
+  // Above the row that is lit, and no part of the table: to paint hundreds of rows again, or to find out how far they
+  // reach, takes too long.
   const bar = make("div", "lit-row");
+  document.body.append(bar);
   let latest = [];
 
   // Numbers the runs, which gives them their colours; true if there are new ones.
@@ -56,6 +59,7 @@ export function joinTable(board) {
     }
     // They wait until the curves are there.
     if (latest.length) showPanels(heads(), rows().filter((row) => !board.hidden.has(row.dataset.run)), (row) => curveOf(runOf(row)), board);
+    mark();
   }
 
   // The last, lowest or highest value of each metric, the best of a column marked.
@@ -84,18 +88,21 @@ export function joinTable(board) {
     table().tBodies[0].append(...rows().sort((one, other) => (value(one) === "") - (value(other) === "") || sign * (value(one) - value(other))));
   }
 
-  function light(curve) {
-    for (const drawing of document.querySelectorAll("[data-panels] svg")) {
-      drawing.classList.toggle("some-lit", curve !== null);
-      for (const shape of drawing.querySelectorAll(`.lit, [data-curve="${curve}"]`)) shape.classList.toggle("lit", Number(shape.dataset.curve) === curve);
-    }
-    for (const row of rows()) row.classList.toggle("lit", curve !== null && curveOf(runOf(row)) === curve);
-    // To paint a table of hundreds of rows again takes too long: a bar lies above the row.
-    const row = joined.groups ? null : document.querySelector("[data-runs-table] .lit");
+  function mark() {
+    const row = joined.lit === null ? null : rows().find((one) => runOf(one) === joined.lit);
     bar.hidden = !row;
-    if (row) bar.style.transform = `translateY(${row.offsetTop}px)`;
-    if (row && bar.parentElement !== table().parentElement) table().after(bar);
-    for (const row of document.querySelectorAll("[data-group]")) row.classList.toggle("lit", Number(row.dataset.group) === curve);
+    if (!row) return;
+    const [seen, head, place] = [row.closest(".scroll"), table().tHead, row].map((one) => one.getBoundingClientRect());
+    const top = Math.max(place.top, head.bottom);
+    const height = Math.max(0, Math.min(place.bottom, seen.bottom) - top);
+    Object.assign(bar.style, { left: `${seen.left}px`, width: `${seen.width}px`, height: `${height}px`, transform: `translateY(${top}px)` });
+  }
+
+  function light(curve) {
+    joined.lit = joined.groups ? null : curve;
+    mark();
+    lightPanels(curve);
+    for (const group of document.querySelectorAll("[data-group]")) group.classList.toggle("lit", Number(group.dataset.group) === curve);
   }
 
   function update(series) {
@@ -103,6 +110,7 @@ export function joinTable(board) {
     dress();
   }
 
+  addEventListener("scroll", mark, { capture: true, passive: true });
   const panes = document.querySelector(".panes");
   panes.addEventListener("click", ({ target }) => {
     const row = target.closest("[data-eye]")?.closest("tr");

@@ -4,6 +4,7 @@ import { showReordering } from "../log/ansi.js";
 import { clock, day, exactTime } from "../times.js";
 
 const SPLIT = /^(train|training|val|valid|validation|eval|test)[/_](.+)$/;
+const NUMBERS = new Intl.NumberFormat("en", { maximumFractionDigits: 20 });
 const SI = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 
 // One chart for all splits of a metric (`train/loss` and `val/loss`, or `loss` and `val_loss`); else one for each.
@@ -81,7 +82,7 @@ export function figure(value, digits = 3) {
   const size = Math.abs(value);
   const rounded = size >= 10 ** digits ? Math.round(value) : Number(value.toPrecision(digits));
   if (size && (size < 1e-4 || size >= 1e15)) return rounded.toExponential().replace(/e-(\d)$/, "e-0$1");
-  return rounded.toLocaleString("en", { maximumFractionDigits: 20 });
+  return NUMBERS.format(rounded);
 }
 
 function percent(value, digits) {
