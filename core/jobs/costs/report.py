@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import case, func, literal, select, true, union_all
+from sqlalchemy import ColumnElement, case, func, literal, select, true, union_all
 from sqlalchemy.orm import Session
 
 from core.db.database import UtcDateTime, now
@@ -29,13 +29,12 @@ def report(session: Session, by: By, days: int) -> list[CostRow]:
     midnight = at.replace(hour=0, minute=0, second=0, microsecond=0)
     if by != "day":
         return _grouped(session, by, midnight - timedelta(days=days - 1), at)
-    rows, later = list[CostRow](), CostRow("", 0.0, 0.0, 0)
-    for before in range(days):  # a sum since a day, without that since the next day
+    rows = list[CostRow]()
+    for before in reversed(range(days)):
         day = midnight - timedelta(days=before)
         [total] = _sums(session, "", day, at, day + timedelta(days=1)) or [CostRow("", 0.0, 0.0, 0)]
-        rows.append(CostRow(f"{day:%Y-%m-%d}", total.cost - later.cost, total.gpu_hours - later.gpu_hours, total.jobs))
-        later = total
-    return rows[::-1]
+        rows.append(total._replace(name=f"{day:%Y-%m-%d}"))
+    return rows
 
 
 def _grouped(session: Session, by: By, since: datetime, at: datetime) -> list[CostRow]:
@@ -57,19 +56,21 @@ def _sums(
     at: datetime,
     until: datetime | None = None,
 ) -> list[CostRow]:
-    """Return sums from `since` to `at`, the present; only jobs are counted that began before `until`."""
+    """Return sums from `since` to `until` or `at`, the present."""
     dialect = session.get_bind().dialect.name
-    start, present = (literal(time, UtcDateTime()) for time in (since, at))
-    began = select(Attempt).where(Attempt.job_id == Job.id)
+    start, stop, present = (literal(time, UtcDateTime()) for time in (since, until, at))
     named = literal("") if isinstance(name, str) else name
-    ran = select(
-        named.label("name"),
-        amounts.cost(dialect, since=start, at=present).label("cost"),
-        amounts.gpu_hours(dialect, since=start, at=present).label("gpu_hours"),
-        (true() if until is None else began.where(Attempt.started_at < until).exists()).label("counts"),
-    )
+    taken = [amount(dialect, since=start, at=present) for amount in (amounts.cost, amounts.gpu_hours)]
+    some = list[ColumnElement[bool]]()
+    counts: ColumnElement[bool] = true()
+    if until is not None and until <= at:  # what was taken since then is left out, and jobs that took nothing before
+        later = [amount(dialect, since=stop, at=present) for amount in (amounts.cost, amounts.gpu_hours)]
+        taken = [amount - since_then for amount, since_then in zip(taken, later, strict=True)]
+        some = [Job.created_at < until]
+        counts = select(Attempt).where(Attempt.job_id == Job.id, Attempt.started_at < until).exists()
+    ran = select(named.label("name"), taken[0].label("cost"), taken[1].label("gpu_hours"), counts.label("counts"))
     ended = Job.attempt > 0, Job.finished_at >= since
-    jobs = union_all(ran.where(*ended), ran.where(IS_ATTEMPTED)).subquery()  # each by an index of its own
+    jobs = union_all(ran.where(*ended, *some), ran.where(IS_ATTEMPTED, *some)).subquery()  # each by an index of its own
     sums = func.sum(jobs.c.cost), func.sum(jobs.c.gpu_hours), func.count(case((jobs.c.counts, 1)))
     query = select(jobs.c.name, *sums).group_by(jobs.c.name)
     return [CostRow(text.lstrip("\x7f"), *values) for text, *values in session.execute(query)]

@@ -9,6 +9,7 @@ from sqlalchemy import insert, update
 from core.db.models.jobs import Attempt, Job
 from core.jobs.cloud_resources import CloudResource
 from core.jobs.costs import amounts
+from core.jobs.costs.report import report
 from core.jobs.states import JobState
 from core.search.computed_columns import parse_order
 
@@ -118,3 +119,19 @@ def test_sums_equal_those_of_plain_python(cost_at, add_job):
         expected = sum(max(0, end - max(start, since)) for attempts in jobs for start, end in attempts)
         assert cost_at(at, since) == expected
         assert cost_at(at, since, "gpu_hours") == 2 * expected
+
+
+def test_each_day_has_its_part_of_runs_and_of_machines(database, clock, add_job):
+    add_job((-30, -20), finished=-20)
+    add_job((-1, 2), finished=2)
+    add_job((1, None))
+    add_job((3, 4), finished=4, machines=[(-2, 5, 3.0)])
+    with database.write() as session:
+        session.execute(update(Job).values(created_at=after_midnight(-40)))
+    clock.seconds = 12 * 3600
+    with database.read() as session:
+        rows = report(session, "day", 4)
+    dollars, hours = [0, 6, 4 + 1 + 6, 2 + 11 + 15], [0, 12, 8 + 2, 4 + 22 + 2]
+    assert [row.cost for row in rows] == pytest.approx(dollars, abs=1e-5)
+    assert [row.gpu_hours for row in rows] == pytest.approx(hours, abs=1e-5)
+    assert [(row.name, row.jobs) for row in rows[1:]] == [("2026-03-03", 1), ("2026-03-04", 2), ("2026-03-05", 3)]
