@@ -1,7 +1,9 @@
 """Jobs on a real Slurm cluster, through the API: submitted, followed, stopped, and their outputs collected."""
 
 import threading
+import time
 from contextlib import suppress
+from datetime import datetime
 
 import httpx
 import pytest
@@ -14,6 +16,7 @@ from support.slurm_cluster import CLUSTER_TYPE
 from core.notify.wakeup_file import WakeupFile
 from core.settings.slurm import SlurmSettings
 from core.settings.worker import EnvironmentSettings, MachineSettings
+from worker.attempt.scratch import Scratch
 from worker.context import WorkerContext
 from worker.supervisor import Supervisor
 
@@ -313,3 +316,22 @@ def test_an_array_is_one_submission_and_its_members_wait_without_threads(jobs, w
     for index in (0, 2, 3, 4):
         assert jobs.reach(ids[index], "Stopped")["attempt"] == 1
         assert jobs.log(ids[index]) == [str(index)]
+
+
+def test_members_that_were_prepared_one_by_one_began_when_they_did(jobs, client, worker, settings, monkeypatch):
+    """The start of a short command is recorded with its end."""
+    make = Scratch.make
+
+    def make_slowly(scratch, store):
+        time.sleep(1)
+        make(scratch, store)
+
+    monkeypatch.setattr(Scratch, "make", make_slowly)
+    worker.stop()
+    settings.worker.slots = 1
+    worker.start()
+    body = make_job_body(command="date +%s.%N", machineType="cluster", array="0-3")
+    array_id = client.post("/jobs", json=body).json()["arrayId"]
+    for job in client.get("/jobs", params={"array": array_id}).json()["jobs"]:
+        started = datetime.fromisoformat(jobs.reach(job["id"], "Stopped")["startedAt"]).timestamp()
+        assert started == pytest.approx(float(jobs.log(job["id"])[0]), abs=0.9)

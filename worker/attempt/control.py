@@ -1,4 +1,5 @@
 import threading
+import time
 from collections.abc import Callable
 
 from core.jobs.scheduling.workers import HeartbeatResult
@@ -16,6 +17,7 @@ class AttemptControl:
     """
 
     def __init__(self, *, stop_requested: bool = False, on_slot_free: Callable[[], None] = lambda: None) -> None:
+        self.held_since = time.monotonic()  # when the job was claimed or adopted: its thread may begin much later
         self.stop_requested = stop_requested
         self.at_once = False  # whether the job is to be stopped without a grace period
         self._on_slot_free = on_slot_free

@@ -1,6 +1,5 @@
 """The row of an attempt's job: each change is one transaction, repeated until the database answers."""
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -43,7 +42,7 @@ class AttemptRecord:
         self._backend = context.backend(job.backend)
         # once: some of a process depend on the number of keys
         self._capabilities = self._backend.capabilities.for_image(job.image)
-        self._held_at = time.monotonic(), job.heartbeat_at or datetime.now(UTC)  # by the database's clock, too
+        self._held_at = control.held_since, job.heartbeat_at or datetime.now(UTC)  # by the database's clock, too
         self._ended: _Ended | None = None
         self._set_waiting()
 
