@@ -41,10 +41,10 @@ DATABASE_PAUSE_SECONDS = 2.0
 FAILURE_PAUSE_SECONDS = 5.0
 _DETACH_SECONDS = 20.0
 _FENCE_CHECK_SECONDS = 5.0
-_LEASES_SECONDS = 0.1
+_LEASES_SECONDS = 0.1  # between two reads of all leases: each submission on this host notifies its workers, too
+_QUEUE_SECONDS = 0.1  # between looks at a queue without a job to claim: whatever ends or waits elsewhere wakes the loop
 _DISK_SECONDS = 1.0
 MAX_WAITING = 16  # jobs that may wait for a TPU without a slot: each has a thread here, and asks Google
-"""Shortest time between two reads of all leases: each submission on this host notifies its workers, too."""
 
 
 class Supervisor:
@@ -71,8 +71,8 @@ class Supervisor:
         self._fence_thread = threading.Thread(target=self._fence_loop, name="fence", daemon=True)
         self._statsd = Listener(context)
         self._exec = ExecListener(context)
-        self._heartbeat_at = self._adopt_at = self._leases_at = 0.0
-        self._registered = self._expects_job = self._leases_unread = False
+        self._heartbeat_at = self._adopt_at = self._leases_at = self._queue_at = 0.0
+        self._registered = self._expects_job = self._leases_unread = self._queue_unread = False
         self._gpus = UsableGpus(context)
         self._short_arrays = ShortArrays()
         self._disk_shortage: str | None = None
@@ -173,6 +173,8 @@ class Supervisor:
             self._gpus.taken, self._disk_shortage = {}, None
             self._adopt()
             self._registered = True
+        if notified:
+            self._queue_at = 0.0
         # A wake-up means that there is likely a job; on SQLite, of one host, a claim for nothing disturbs nobody.
         self._expects_job = self._expects_job or (notified and self._context.database.is_sqlite)
         self._claim_jobs()  # waiting jobs come first: a heartbeat is a commit of its own
@@ -186,7 +188,7 @@ class Supervisor:
 
     def _claim_jobs(self) -> None:
         """Fill the free slots; a worker that cannot claim says why with its heartbeats."""
-        link, failure = self._context.link, None
+        link, failure, self._queue_unread = self._context.link, None, False
         try:
             while self._has_free_slot() and not self._stopping.is_set() and (link is None or link.problem is None):
                 if not self._start_next() and not self._claim():
@@ -223,11 +225,10 @@ class Supervisor:
             self._gpus.select(self._offer)  # the processes that used them may have ended
 
     def _pause(self) -> float:
-        poll = self._worker_settings.poll_seconds
-        if not self._running and not self._leases_unread:
-            return poll
-        due = min(self._heartbeat_at, self._leases_at) if self._leases_unread else self._heartbeat_at
-        return max(0.0, min(poll, due - time.monotonic()))
+        due = [self._heartbeat_at] if self._running or self._leases_unread else []
+        due += [self._leases_at] if self._leases_unread else []
+        due += [self._queue_at] if self._queue_unread else []
+        return max(0.0, min([self._worker_settings.poll_seconds, *(at - time.monotonic() for at in due)]))
 
     def _adopt(self) -> None:
         """Adopt jobs on this machine that no living worker runs, except those that this process runs."""
@@ -253,7 +254,12 @@ class Supervisor:
 
     def _claim(self) -> bool:
         # After a claim there are likely more jobs, too: the check without the lock would be made for nothing.
+        self._queue_unread = not self._expects_job and time.monotonic() < self._queue_at
+        if self._queue_unread:
+            return False
         claimable, self._expects_job = self._expects_job or self._has_claimable_job(self._offer), False
+        if not claimable:
+            self._queue_at = time.monotonic() + _QUEUE_SECONDS
         if not claimable or self._is_disk_low():
             return False
         if not self._context.is_still_ready(self._offer):
@@ -348,7 +354,7 @@ class Supervisor:
 
     def _next_unstarted(self) -> RunningAttempt | None:
         with suppress(IndexError):
-            if self._has_free_slot():
+            if self._unstarted and self._has_free_slot():
                 attempt = self._unstarted.popleft()
                 attempt.thread = threading.current_thread()
                 return attempt

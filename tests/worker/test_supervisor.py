@@ -2,6 +2,7 @@
 
 import errno
 import threading
+import time
 
 import pytest
 from support.deployment import wait_until
@@ -48,8 +49,12 @@ def host(database, tmp_path):
 
 
 @pytest.fixture
-def start(host, tmp_path):
-    supervisor = Supervisor(host, WakeupFile(tmp_path / "wakeup"))
+def supervisor(host, tmp_path):
+    return Supervisor(host, WakeupFile(tmp_path / "wakeup"))
+
+
+@pytest.fixture
+def start(supervisor):
     thread = threading.Thread(target=supervisor.run)
     yield thread.start
     supervisor.stop()
@@ -115,6 +120,31 @@ def test_a_worker_that_cannot_claim_keeps_the_jobs_that_it_has(
     assert state() == ("refusing", "It cannot claim jobs: OSError: [Errno 116] Stale file handle")
     monkeypatch.undo()
     wait_until(lambda: state() == ("ready", None), "it to claim again")
+
+
+def test_attempts_that_end_or_wait_elsewhere_cost_few_looks_at_an_empty_queue(
+    host, submit, attempts, start, supervisor, monkeypatch
+):
+    """An array's thousand members wake the loop twice each."""
+    looks, has_claimable_job = [], supervisor._has_claimable_job
+    monkeypatch.setattr(supervisor, "_has_claimable_job", lambda offer: looks.append(1) or has_claimable_job(offer))
+    host.settings.worker.poll_seconds = 60
+    running = submit()
+    start()
+    wait_until(lambda: running.id in attempts, "the job to be claimed")
+    wait_until(lambda: looks, "a look at the queue")
+    looks.clear()
+    began = time.monotonic()
+    for _ in range(100):
+        attempts[running.id].set_waiting(waiting=True)
+        attempts[running.id].set_waiting(waiting=False)
+        time.sleep(0.002)
+    assert len(looks) <= 2 + (time.monotonic() - began) / 0.1
+    looks.clear()
+    attempts[running.id].set_waiting(waiting=True)
+    wait_until(lambda: looks, "a look that was put off")
+    later = submit()
+    wait_until(lambda: later.id in attempts, "a job that is submitted then to be claimed")
 
 
 def test_a_job_whose_thread_cannot_be_started_is_taken_up_later(host, submit, attempts, start, monkeypatch):
