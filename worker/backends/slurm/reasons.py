@@ -1,7 +1,7 @@
 """The reasons of jobs that wait in Slurm's queue, as sentences."""
 
 import re
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from core.formatting import format_moment
 from worker.backends.slurm.text import SlurmJob
@@ -99,4 +99,5 @@ def _estimate(job: SlurmJob) -> str:
         starts_at = datetime.fromisoformat(job.start).astimezone()  # Slurm's commands print the local time
     except ValueError:
         return ""
-    return f" Slurm expects it to start at {format_moment(starts_at)}."
+    # To the minute: Slurm changes it all the time, and each change is written to the job.
+    return f" Slurm expects it to start at {format_moment(starts_at + timedelta(seconds=-starts_at.second % 60))}."

@@ -160,6 +160,13 @@ def test_says_why_a_job_waits(reason: str, sentence: str) -> None:
     assert waiting_sentence(SlurmJob("7", "PENDING", "x", partition="gpu", reason=reason)) == sentence
 
 
+def test_says_the_same_while_an_expected_start_moves_within_a_minute() -> None:
+    starts = ("2026-11-29T04:08:01", "2026-11-29T04:08:55", "2026-11-29T04:09:00")
+    said = {waiting_sentence(SlurmJob("7", "PENDING", "x", start=start, reason="Priority")) for start in starts}
+    assert len(said) == 1
+    assert ":09:00 UTC." in said.pop()
+
+
 def test_promises_no_start_of_a_held_job() -> None:
     job = SlurmJob("7", "PENDING", "x", start="2026-11-29T04:08:55", reason="JobHeldAdmin")
     assert waiting_sentence(job) == "An administrator of the cluster holds the job (JobHeldAdmin)."
