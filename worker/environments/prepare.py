@@ -299,9 +299,9 @@ def create_layer(scratch: Path, shared: Path, confirm: Callable[[], None], *, fo
     (programs / "pip").write_text(_PIP)
     (programs / "pip").chmod(0o755)
     (programs / "uv").symlink_to(uv_program())
-    for name in ("python", "pip"):
-        (programs / f"{name}3").symlink_to(name)
-        (programs / version.replace("python", name)).symlink_to(name)
+    for name in ("python", "pip"):  # hard links: a file of its own is what creating and removing one costs
+        (programs / f"{name}3").hardlink_to(programs / name)
+        (programs / version.replace("python", name)).hardlink_to(programs / name)
     # The SDK after the packages below, whose own gradient_jobs takes precedence.
     library = _provide_library(shared, packages)
     (packages / "gradient.pth").write_text(f"{_PTH.format(str(below))}{library}\n", encoding="utf-8")

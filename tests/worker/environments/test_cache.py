@@ -216,6 +216,14 @@ def test_a_layer_has_the_sdk_unless_the_job_installs_its_own(index, cache, attem
     assert run("python -c 'import gradient_jobs as g; print(g.__file__)'").endswith("gradient_jobs.py")
 
 
+def test_the_names_of_a_layers_programs_are_no_files_of_their_own(cache, attempt):
+    programs = create_layer(attempt("j2-1"), use(cache, attempt())[0], Mock()).folder / "bin"
+    files = {path.name: path.lstat().st_ino for path in programs.iterdir()}
+    assert {"python", "python3", "pip", "pip3"} < set(files)
+    assert len(set(files.values())) == len({"python", "pip", "uv"})
+    assert len(files) > len(set(files.values()))
+
+
 def test_a_layer_is_writable_and_above_the_shared_packages(index, cache, attempt, tmp_path):
     index.add_wheel("tiny")
     folder, _ = use(cache, attempt(), "tiny")
