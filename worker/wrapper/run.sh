@@ -311,7 +311,7 @@ else
     wait $!
     code=$?
     # What was suspended before `set +m` counts as stopped until it ends, and does not hold up a wait.
-    while [ -n "$(jobs -s)" ]; do
+    while [ "$code" -gt 128 ] && [ -n "$(jobs -s)" ]; do
         sleep 0.1 2>/dev/null || sleep 1 2>/dev/null
         wait $!
         code=$?

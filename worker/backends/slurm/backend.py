@@ -45,19 +45,21 @@ from worker.runner.control_files import (
     STOPPING_FILE,
     may_have_launched,
     read_control,
+    read_part,
     write_control_file,
 )
 from worker.runner.streams import ExecRefused, ExecRequest, ProcessStream, SocketStream
 
 _NAME = re.compile(r"(j[a-z0-9]+)-([0-9]+)\Z")
-_NUMBER_FILE = "slurm_number"  # of the job, which is not that of its array, and its partition
+# Number of the job, which is not that of its array, and its partition; then `alone` once nothing of it is left beside
+# the batch script.
+_NUMBER_FILE = "slurm_number"
 _KILLED_FILE = "killed"
-_ALONE_FILE = "alone"  # written by a batch script beside which nothing of the job is left
-_ALONE_SECONDS = 0.1  # between looks for it
+_ALONE_SECONDS = 0.1  # between looks for `alone`
 _CHECK_SECONDS = 1.0  # between looks at requests to stop a job that waits
 _END_SECONDS = 10.0  # for a job whose command has ended, until Slurm says so, too
 _REMOVE_SECONDS = 60.0
-_USAGE_BYTES = 1000
+_LINE_BYTES = 1000
 
 
 class SlurmBackend(Backend):
@@ -98,7 +100,7 @@ class SlurmBackend(Backend):
         handle = spec.base_handle() | image_digest(spec.control)
         handle |= {"ports": [(port.external, port.internal) for port in spec.ports]}
         names = nodes.list_names(self._commands, spec, job.nodes)
-        partition = job.partition or (read_control(spec.control, _NUMBER_FILE) or "").partition(" ")[2]
+        partition = job.partition or "".join(_read_number(spec.control)[1:2])
         allocation = {"zone": partition, "name": job_id, "type": "slurm", "url": None, "addresses": names}
         started_at = modified(spec.control / "started") if is_started(spec.control) else None
         ran = max(0.0, time.time() - started_at) if started_at is not None else 0.0
@@ -230,7 +232,7 @@ class SlurmBackend(Backend):
 
     def _is_gone(self, handle: Handle) -> bool:
         """Return whether no process of the job is left, as the batch script has written, or Slurm says."""
-        if read_control(Path(handle["control"]), _ALONE_FILE) is not None:
+        if "alone" in _read_number(Path(handle["control"]))[2:]:
             return True
         job = self._follower.job(handle["name"])
         if job is None or job.state in PENDING:  # a member that was cancelled while it waited is listed no more
@@ -264,15 +266,20 @@ class SlurmBackend(Backend):
         return job_exec.connect_to_job(self._commands, handle, self._running_id(handle), port)
 
     def _running_id(self, handle: Handle) -> str:
-        number = read_control(Path(handle["control"]), _NUMBER_FILE)
+        number = _read_number(Path(handle["control"]))
         gone = self._is_gone(handle) or self._follower.is_missing(handle["name"], 1)  # its number may be another one's
-        if number is None or gone or not is_started(Path(handle["control"])):
+        if not number or gone or not is_started(Path(handle["control"])):
             raise ExecRefused("The job has no process to enter: it is starting or has just ended.")
-        return number.partition(" ")[0]
+        return number[0]
 
     def sample(self, handle: Handle) -> dict[str, float]:
         try:
-            values = json.loads(read_control(Path(handle["control"]), USAGE_FILE, _USAGE_BYTES) or "{}")
+            values = json.loads(read_control(Path(handle["control"]), USAGE_FILE, _LINE_BYTES) or "{}")
             return {str(name): float(value) for name, value in values.items()}
         except (ValueError, TypeError, AttributeError):  # the job can write there
             return {}
+
+
+def _read_number(control: Path) -> list[str]:
+    """Return the words of the batch script's file; none before it has begun."""
+    return (read_part(control, _NUMBER_FILE, 0, _LINE_BYTES) or b"").decode("ascii", "replace").split()

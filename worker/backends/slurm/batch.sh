@@ -29,6 +29,8 @@ node() {
     if [ "$1" = meet ]; then start=("${start[@]:${#each[@]}}"); fi
     "${start[@]}" "$1" "$main" "$job" "$attempt" "$grace" "$signal" "$warning"
 }
+# Wait for what nobody sends to a socket: a program would cost every short job more than the rest of this script.
+pause() { read -r -t "$1" -u 3 _ 2>/dev/null; [ $? -gt 128 ] || sleep "$1"; }
 warn() { [ -e "$control/warned" ] || node warn & }
 warn_and_stop() {
     if [ -e "$control/stopping" ] || [ -e "$control/hosts/failed" ] || [ "$warning" = 0 ] || [ -n "$warner" ]; then
@@ -70,11 +72,13 @@ set -m
 (
     if [ -n "${each[*]}" ]; then exec "${each[@]}" "${run%/wrapper/*}/backends/slurm/batch.sh" "$@" ranks; fi
     if [ -e "$root/container" ]; then set --; export signal; . "$root/container"; fi
-    . "$root/variables" && exec /bin/bash -p "$run" "$control" '' "$signal"
+    set -- /bin/bash -p "$run" "$control" '' "$signal" # before the job's variables, which may have these names
+    . "$root/variables" && exec "$@"
 ) &
 wrapper=$!
-{ sleep 3; if [ "$control" = "$main" ] && [ -z "${each[*]}" ]; then node measure & fi
-    while sleep 10; do : >"$control/heartbeat"; done; } &
+{ { exec 3<>/dev/udp/127.0.0.1/9; } 2>/dev/null
+    pause 3; if [ "$control" = "$main" ] && [ -z "${each[*]}" ]; then node measure 3>&- & fi
+    while pause 10; do : >"$control/heartbeat"; done; } &
 beat=$!
 set +m
 
@@ -124,5 +128,5 @@ if [ -n "$ranks" ] && [ "$code" != 0 ] && [ "$code" != 97 ] && [ ! -e "$main/sto
     fi
 fi
 if [ "$code" != 97 ] && ! read -r _ <"$control/exit" 2>/dev/null; then echo "$code" >"$control/no_exit"; fi
-if is_alone; then echo >"$control/alone"; fi
+if is_alone; then echo alone >>"$control/slurm_number"; fi
 exit "$code"

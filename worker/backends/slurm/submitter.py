@@ -14,6 +14,7 @@ from core.system.failpoints import failpoint
 from worker.backends.base import LaunchError, LaunchSpec, Progress, WaitsElsewhere, mark_launched
 from worker.backends.slurm import submission
 from worker.backends.slurm.commands import Commands, SlurmError
+from worker.backends.slurm.ends import modified
 from worker.backends.slurm.follower import Follower, choose
 from worker.runner.control_files import may_have_launched, read_control, write_control_file
 
@@ -33,6 +34,7 @@ class _Attempt:
 class Submitter:
     def __init__(self, settings: Settings, commands: Commands, follower: Follower) -> None:
         self._settings, self._commands, self._follower = settings, commands, follower
+        self._catalogue, self._catalogue_of = Catalogue.offered(settings), _changed_at(settings)
         self._members: dict[str, _Attempt] = {}  # of arrays, until they are submitted
 
     def find(self, spec: LaunchSpec, progress: Progress) -> str | None:
@@ -144,7 +146,9 @@ class Submitter:
         self, spec: LaunchSpec, array: str, tasks: Sequence[int], limit: int | None, after: str | None
     ) -> list[str]:
         try:
-            request = Catalogue.offered(self._settings).get(spec.machine_type).slurm
+            if (changed_at := _changed_at(self._settings)) != self._catalogue_of:
+                self._catalogue, self._catalogue_of = Catalogue.offered(self._settings), changed_at
+            request = self._catalogue.get(spec.machine_type).slurm
         except MachineTypeUnknown as error:  # the service has another list
             why = f"this login node's list of machine types has no {spec.machine_type!r}; copy the service's file"
             raise LaunchError("launch_failed", why) from error
@@ -185,3 +189,8 @@ class Submitter:
             left = self._keep(left, lambda attempt: attempt.spec.check())
             time.sleep(_CHECK_SECONDS)
         return left
+
+
+def _changed_at(settings: Settings) -> float | None:
+    """Return the time of the file of machine types, which may be changed while this worker runs."""
+    return modified(settings.machines_file) if settings.machines_file is not None else None
