@@ -89,7 +89,6 @@ def test_values_are_read_by_tap_and_by_keys_and_drawn_to_scale(service, browser)
     value = f"{LOSS}.querySelector('.chart-value').innerText"
     browser.wait_for(f"{value} === '1e-09'")
     assert browser.evaluate(f"{LOSS}.querySelector('.chart-legend').innerText").split("\n") == [
-        "last 1e-09",
         "min 1e-09",
         "max 1",
     ]
@@ -372,3 +371,31 @@ def test_charts_take_the_colours_of_the_theme(service, browser, trained):
         drawn[theme] = {tuple(values[at : at + 3]) for at in range(0, len(values), 4) if values[at + 3] == 255}
     assert drawn["light"] != drawn["dark"]
     assert (0, 0, 0) not in drawn["light"] | drawn["dark"], "a colour that the canvas did not understand"
+
+
+def test_charts_stand_side_by_side_unless_many_share_a_prefix(service, browser):
+    values = {"a/one": 1, "a/two": 2, "a/three": 3, "b/one": 4}
+    lines = "".join(json.dumps({"step": step} | values) + "\n" for step in range(3))
+    job_id = service.submit(f"printf '%s' '{lines}' >> $GRADIENT_METRICS_FILE")
+    service.wait_ended(job_id)
+    browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}/metrics")
+    browser.wait_for("document.querySelectorAll('.job-charts .chart').length === 4")
+    heads = "[...document.querySelectorAll('.job-charts h3')].filter(one => one.checkVisibility())"
+    assert browser.evaluate(f"{heads}.map(one => one.innerText)") == ["a"]
+    last = "[...document.querySelectorAll('.chart')].find(one => one.innerText.startsWith('b/one'))"
+    browser.evaluate(f"{last}.scrollIntoView()")
+    browser.wait_for(f"{last}.chart.plot?.axes[0].label === 'step'")
+    right, bottom = browser.evaluate(f"""(chart => {{
+        const [card, value, legend] = [chart, chart.querySelector(".chart-value"), chart.querySelector(".chart-legend")]
+            .map((one) => one.getBoundingClientRect());
+        return [card.right - value.right, card.bottom - legend.bottom];
+    }})({last})""")
+    assert 0 < right < 12, "the last value is at the right edge"
+    assert bottom > 0, "the legend is in the card"
+    # One value on an axis of times is not lost in years.
+    browser.evaluate(f"""(({{ chart }}) => {{
+        const [one] = chart.series;
+        chart.update([{{ ...one, points: one.points.slice(0, 1) }}], {{ ...chart.options, x: "time" }});
+    }})({last})""")
+    browser.wait_for(f"{last}.chart.plot.scales.x.max - {last}.chart.plot.scales.x.min === 2")
+    assert browser.messages == []

@@ -20,6 +20,11 @@ def test_one_click_opens_the_jobs_of_a_comparison_with_their_curves_by_machine(s
     browser = Browser(chromium, size=(1440, 900))
     browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
     browser.open(f"{service.cli_json['url']}/ui/comparisons/{made['id']}")
+    first = "document.querySelector('.chart').chart"
+    browser.wait_for(f"{first}.labels?.length === 2")
+    left, right = browser.evaluate(f"{first}.labels")
+    beside = left["end"] <= right["start"] or right["end"] <= left["start"]
+    assert beside or abs(left["bottom"] - right["bottom"]) >= 15, "labels cover each other"
     browser.click("#runs")
     groups = "[...document.querySelectorAll('[data-groups] tbody tr')].map(row => row.innerText.trim().split(/\\s+/))"
     browser.wait_for(f"{groups}.length === 2")

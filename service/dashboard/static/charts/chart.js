@@ -1,5 +1,6 @@
 // One chart: series over a shared axis, a cursor for pointer, finger and keys, and what can be downloaded of it.
 
+import { drawLabels } from "./labels.js";
 import { columns, dollars, hasSteps, lonePoints, smooth, shownName, timeTicks, unitOf, xText, xTick } from "./series.js";
 import { followFingers } from "./touch.js";
 
@@ -106,7 +107,8 @@ export class Chart {
       return row;
     }
     if (this.series.length > 1) row.append(make("b", "", shownName(one.name, one.source)));
-    for (const [word, value] of [["last", one.last], ["min", one.min], ["max", one.max]]) row.append(make("span", "", `${word} ${this.unit(value)}`));
+    const last = this.series.length > 1 ? [["last", one.last]] : []; // of a single one it is in the caption
+    for (const [word, value] of [...last, ["min", one.min], ["max", one.max]]) row.append(make("span", "", `${word} ${this.unit(value)}`));
     return row;
   }
 
@@ -163,11 +165,11 @@ export class Chart {
     const axis = { stroke: muted, font: AXIS_FONT, grid: { stroke: () => colour(this.box, "var(--line-soft)"), width: 1 }, ticks: { show: false } };
     return {
       ...this.#size(),
-      padding: [8, 30, 0, 0],
+      padding: [8, this.axis === "time" ? 40 : 30, 0, 0],
       legend: { show: false },
       series: [{}, ...series],
       bands,
-      scales: { x: { time: this.axis === "time", range: (_, low, high) => this.#range(low, high) }, y: { distr: log ? 3 : 1, range: log ? undefined : flatRange } },
+      scales: { x: { time: this.axis === "time", range: (plot, low, high) => this.#range(low, plot.data[0].length === 1 ? low : high) }, y: { distr: log ? 3 : 1, range: log ? undefined : flatRange } },
       axes: [
         { ...axis, ...(AXES[this.axis] && this.source === "job" ? { label: AXES[this.axis], labelFont: AXIS_FONT, labelSize: 14, labelGap: 0 } : {}), size: this.axis === "time" ? 40 : 24, gap: 2, space: 80, values: (_, ticks, _axis, _space, step) => (this.axis === "time" ? timeTicks(ticks, step) : ticks.map(xTick(this.axis))) },
         { ...axis, gap: 4, size: (_, labels) => 10 + 6.4 * Math.max(4, ...(labels ?? []).map((label) => label.length)), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : this.unit(tick, 5))) },
@@ -284,18 +286,9 @@ export class Chart {
     pen.stroke();
   }
 
-  // The labels of marks, on the side that has room.
   #drawLabels() {
-    const { ctx, bbox } = this.plot;
-    ctx.save();
-    Object.assign(ctx, { font: `${12 * devicePixelRatio}px system-ui, sans-serif`, fillStyle: colour(this.box, "var(--text)") });
-    for (const { label, x, y } of this.series.filter((one) => one.label && !this.ofRuns)) {
-      const [left, top] = [this.plot.valToPos(x[0], "x", true), this.plot.valToPos(y[0], "y", true)];
-      const beyond = left > bbox.left + bbox.width / 2;
-      ctx.textAlign = beyond ? "right" : "left";
-      if (left >= bbox.left && left <= bbox.left + bbox.width) ctx.fillText(label, left + (beyond ? -10 : 10) * devicePixelRatio, Math.max(top - 5 * devicePixelRatio, bbox.top + 12 * devicePixelRatio));
-    }
-    ctx.restore();
+    const marks = this.ofRuns ? [] : this.series.filter((one) => one.label);
+    this.labels = drawLabels(this.plot, marks, colour(this.box, "var(--text)"));
   }
 
   // The run whose curve is nearest to the mouse.
