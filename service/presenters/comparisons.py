@@ -80,7 +80,7 @@ def _decision_view(app_state: AppState, comparison: Comparison, decision: Decisi
 def _headline(comparison: Comparison, decision: Decision) -> str:
     best, what = decision.best, "cheapest" if decision.by == "cost" else "fastest"
     if decision.probability is None:
-        sure = f"{what} with only one repeat each, which does not rule out chance"
+        sure = f"{what}, with one repeat each, which does not rule out chance"
     else:
         sure = f"{what} with a probability of {min(max(decision.probability, 0.01), 0.99):.0%}"
     if comparison.target is not None and best.seconds_to_target is not None:

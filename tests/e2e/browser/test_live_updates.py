@@ -97,7 +97,7 @@ def test_a_job_is_seen_from_its_first_line_to_its_end(service, browser):
 def open_menu(browser, name):
     """Open a menu of a job, which is in a sheet on a phone."""
     if browser.evaluate(f"!document.querySelector('{name}').checkVisibility()"):
-        browser.click("[popovertarget=job-actions]")
+        browser.click("[popovertarget=page-actions]")
     browser.click(f"{name} summary")
 
 
