@@ -150,9 +150,14 @@ def by_ids(session: Session, ids: Collection[str]) -> list[Comparison]:
     return list(session.scalars(select(Comparison).where(Comparison.id.in_(ids))))
 
 
+def listed() -> Select[Comparison]:
+    """Return the query for all comparisons, newest first."""
+    return select(Comparison).join(Project).where(Project.deleted_at.is_(None)).order_by(Comparison.seq.desc())
+
+
 def page(session: Session, *, limit: int, after: str | None = None) -> list[Comparison]:
     """Return comparisons, newest first, that were created before the one of the id `after`."""
-    query = select(Comparison).join(Project).where(Project.deleted_at.is_(None)).order_by(Comparison.seq.desc())
+    query = listed()
     if after is not None:
         try:
             query = query.where(Comparison.seq < get(session, after).seq)

@@ -14,6 +14,7 @@ from core.jobs import queries
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.auth.ownership import OwnerCheck
 from service.dashboard.charts import Chart, Series
+from service.dashboard.lists.numbered_pages import FirstRow, read_page
 from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, WriteSession
@@ -149,13 +150,10 @@ def _median(spread: SpreadView | None) -> float | None:
 
 
 @router.get("/ui/comparisons", dependencies=[SearchSlot])
-def show_comparisons(
-    session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None
-) -> Response:
-    rows = comparisons.page(session, limit=_PAGE_COMPARISONS + 1, after=after)
-    shown = [comparison_view(session, app_state, comparison) for comparison in rows[:_PAGE_COMPARISONS]]
-    following = shown[-1].id if len(rows) > len(shown) else None
-    return render_page("lists/sets.html", caller=caller, section="comparisons", sets=shown, next=following, after=after)
+def show_comparisons(session: ReadSession, app_state: AppStateDep, caller: PageCaller, at: FirstRow = 1) -> Response:
+    page = read_page(session, comparisons.listed(), at, _PAGE_COMPARISONS)
+    views = [comparison_view(session, app_state, comparison) for comparison in page.rows]
+    return render_page("lists/sets.html", caller=caller, section="comparisons", page=page, sets=views)
 
 
 @router.get("/ui/comparisons/{comparison_id}", dependencies=[SearchSlot])

@@ -5,16 +5,18 @@ from zoneinfo import ZoneInfo
 
 from fastapi import Depends
 from fastapi.responses import RedirectResponse, Response
+from sqlalchemy import select
 
 from core.db.models.jobs import Job
 from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
 from core.jobs import queries
 from core.jobs.queries import JobFilter
-from core.jobs.templates import schedules, templates
+from core.jobs.templates import schedules
 from core.jobs.templates.sweeps import sweeps
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.auth.ownership import OwnerCheck, changeable
+from service.dashboard.lists.numbered_pages import FirstRow, read_page
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page, runs_url
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
@@ -23,7 +25,6 @@ from service.presenters.jobs import job_views
 from service.presenters.outputs.explanations import explanation_of
 from service.presenters.schedules import schedule_view, schedule_views
 from service.presenters.sweeps import sweep_views
-from service.schemas.schedules import SchedulesPage
 from service.submission import schedules as submission
 
 router = Router(dependencies=[Depends(require_key_or_session), OwnerCheck])
@@ -35,12 +36,10 @@ _SWEEP_CHANGES = {"pause": sweeps.pause, "resume": sweeps.resume, "stop": sweeps
 
 
 @router.get("/ui/schedules", dependencies=[SearchSlot])
-def show_schedules(
-    session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None
-) -> Response:
-    shown, following = templates.page(session, Schedule, limit=_PAGE, after=after)
-    page = SchedulesPage(schedules=schedule_views(session, app_state, shown), next=following)
-    return render_page("lists/schedules.html", caller=caller, found=page, after=after)
+def show_schedules(session: ReadSession, app_state: AppStateDep, caller: PageCaller, at: FirstRow = 1) -> Response:
+    page = read_page(session, select(Schedule).order_by(Schedule.seq.desc()), at, _PAGE)
+    views = schedule_views(session, app_state, page.rows)
+    return render_page("lists/schedules.html", caller=caller, page=page, schedules=views)
 
 
 @router.get("/ui/schedules/{schedule_id}", dependencies=[SearchSlot])
@@ -79,10 +78,10 @@ def change_schedule(
 
 
 @router.get("/ui/sweeps", dependencies=[SearchSlot])
-def show_sweeps(session: ReadSession, app_state: AppStateDep, caller: PageCaller, after: str | None = None) -> Response:
-    shown, following = templates.page(session, Sweep, limit=_PAGE, after=after)
-    views = sweep_views(session, app_state, shown)
-    return render_page("lists/sets.html", caller=caller, section="sweeps", sets=views, next=following, after=after)
+def show_sweeps(session: ReadSession, app_state: AppStateDep, caller: PageCaller, at: FirstRow = 1) -> Response:
+    page = read_page(session, select(Sweep).order_by(Sweep.seq.desc()), at, _PAGE)
+    views = sweep_views(session, app_state, page.rows)
+    return render_page("lists/sets.html", caller=caller, section="sweeps", page=page, sets=views)
 
 
 @router.get("/ui/sweeps/{sweep_id}")

@@ -1,4 +1,4 @@
-// Tables with all of their rows on the page: sorted by a click on a head, filtered by what is typed in a field.
+// Tables sorted by a click on a head, or by a list of them where a phone shows no heads; filtered by what is typed.
 
 import { onChange } from "./live.js";
 
@@ -20,6 +20,24 @@ function sort(table) {
   table.tBodies[0].append(...rows.map(([, row]) => row));
 }
 
+// A choice of the heads, which stands before the table.
+function offerOrders(table) {
+  if (table.previousElementSibling?.matches(".sort-by")) return;
+  const label = Object.assign(document.createElement("label"), { className: "sort-by", textContent: "Sort by" });
+  const choice = document.createElement("select");
+  choice.append(new Option("–", ""));
+  for (const head of table.tHead.rows[0].cells) {
+    for (const [mark, descending] of [["↑", ""], ["↓", "1"]]) choice.append(new Option(`${head.textContent.trim()} ${mark}`, `${head.cellIndex},${descending}`));
+  }
+  choice.addEventListener("change", () => {
+    const [column, descending] = choice.value.split(",");
+    if (choice.value) orders.set(table.id, [Number(column), Boolean(descending)]);
+    sort(table);
+  });
+  label.append(choice);
+  table.before(label);
+}
+
 function filter(field) {
   const words = field.value.toLowerCase().split(/\s+/);
   for (const row of document.querySelectorAll("[data-sorts] tbody tr")) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));
@@ -29,6 +47,7 @@ export function sortTables() {
   const field = document.querySelector("[data-filter]");
   const start = () => {
     document.querySelectorAll("[data-sorts]").forEach(sort);
+    document.querySelectorAll("[data-sorts]").forEach(offerOrders);
     if (field) filter(field);
   };
   field?.addEventListener("input", start);
