@@ -22,7 +22,7 @@ function sort(table) {
 
 // A choice of the heads, which stands before the table.
 function offerOrders(table) {
-  if (table.previousElementSibling?.matches(".sort-by")) return;
+  if (table.previousElementSibling?.matches(".sort-by") || table.tBodies[0].rows.length < 2) return;
   const label = Object.assign(document.createElement("label"), { className: "sort-by", textContent: "Sort by" });
   const choice = document.createElement("select");
   choice.append(new Option("–", ""));

@@ -77,3 +77,15 @@ def test_a_running_job_says_its_duration_cost_and_owner_at_the_top(open_page, se
     }})({line})""")
     service.request("POST", f"/jobs/{job}/stop")
     assert shown == [True, True]
+
+
+def test_a_phone_shows_the_name_and_the_states_of_a_set_of_jobs(open_page, service):
+    job = service.submit("true", project="a-project")
+    service.wait_ended(job)
+    browser = open_page("/ui/jobs?q=project:a-project&charts=1", (390, 844))
+    assert is_whole(browser, "h1")
+    cut = browser.evaluate("""[...document.querySelectorAll(".heading .chip")].map((chip) => {
+        const [inner, outer] = [chip, chip.parentElement].map((one) => one.getBoundingClientRect());
+        return inner.left < outer.left || inner.right > outer.right;
+    })""")
+    assert cut == [False, False], "all jobs, and those that succeeded"

@@ -189,7 +189,8 @@ export class Chart {
   // With marks, from zero, and with room for those at the edges.
   #range(low, high) {
     if (this.options.whole && !this.zoomed) return flatRange(null, Math.min(0, low), high);
-    return low === high ? [low - 1, high + 1] : [low, high];
+    if (low === high) return [this.axis === "relative" ? Math.max(0, low - 1) : low - 1, high + 1];
+    return [low, high];
   }
 
   #shown() {
