@@ -51,7 +51,7 @@ from service.dashboard.lists.now_page import main_metric
 from service.dashboard.rendering import NO_VALUE, format_number, render_page, state_word
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
-from service.presenters.comparisons import comparison_view
+from service.presenters.comparison_verdicts import compared
 from service.presenters.job_diff import comparable_options
 from service.presenters.jobs import folded_views, job_views, public_state
 from service.presenters.outputs.explanations import explanation_of
@@ -138,13 +138,14 @@ def _about(
     owned = {(view.owner_key, view.project_id) for view in [*views, sweep] if view}
     shown = _value_of(terms, "comparison") or ""
     ids = {shown, *(view.id for view in views if view.id.startswith(queries.COMPARISON))}
-    compared = {row.id: comparison_view(session, app_state, row) for row in comparisons.by_ids(session, ids)}
+    of_comparisons = compared(session, app_state, comparisons.by_ids(session, ids))
     return {
         "runs": views,
         "sweep": sweep,
         "trials": {trial.job_id: trial for trial in sweep.trials if trial.job_id} if sweep else {},
-        "compared": compared,
-        "comparison": compared.get(shown),
+        "compared": of_comparisons,
+        "comparison": of_comparisons.get(shown),
+        "comparison_id": shown,
         "facts": project_facts(session, app_state, _value_of(terms, "project")),
         "array": array_name(views[0].name, views[0].array_index) if views and _value_of(terms, "array") else "",
         "changeable": changeable(session, app_state, caller.id, owned),

@@ -29,13 +29,14 @@ def rows(page):
     return [" ".join(html.unescape(re.sub(r"<[^>]+>", " ", row)).split()) for row in found]
 
 
-def test_the_jobs_of_a_comparison_are_one_row_with_its_verdict_time_and_cost(signed_in_browser, client, compared):
+def test_the_jobs_of_a_comparison_are_one_row_with_its_verdict_time_and_cost(
+    signed_in_browser, client, compared, train
+):
     page = signed_in_browser.get(LIST).text
     after, row, before = rows(page)
     assert after.startswith("after")
     assert before.startswith("before")
     assert row.startswith("▸ digits comparison of 3 Pending 2/3")
-    assert client.get(f"/comparisons/{compared}").json()["verdict"] in row
     assert "CPU, V100" in row
     assert " 0.9 " in row, "the best accuracy"
     assert f'href="/ui/comparisons/{compared}"' in page
@@ -44,6 +45,9 @@ def test_the_jobs_of_a_comparison_are_one_row_with_its_verdict_time_and_cost(sig
     opened = signed_in_browser.get(LIST, params={"open": compared}).text
     assert len(rows(opened)) == 6
     assert len(re.findall('class="member"', opened)) == 3
+    train(1, [0.6, 0.7, 0.8])
+    verdict = client.get(f"/comparisons/{compared}").json()["verdict"]
+    assert verdict in rows(signed_in_browser.get(LIST).text)[1], "all have ended"
 
 
 @pytest.mark.parametrize(

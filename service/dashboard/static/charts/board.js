@@ -9,7 +9,6 @@ import { groupSeries, pointsOf, unitOf } from "./series.js";
 const EVERY_MS = 4000;
 const COST_SHARE = 10;
 const FEW_RUNS = 6; // of which single values have columns
-const SECTION = 3; // charts with the same prefix that have a heading
 const MORE = 4; // curves are drawn again once there are so many times as many
 const SAMPLED = "Long runs are shown at even intervals. Zoom in for more values.";
 
@@ -54,7 +53,6 @@ class Board {
     this.runs = "runs" in section.dataset ? new Map() : null;
     this.began = this.runs ? 0 : Number(section.dataset.began);
     this.listed = new Set();
-    this.sections = new Set(); // prefixes of metrics
     this.form = section.querySelector("[data-chart-options]");
     this.query = new URLSearchParams(location.search);
     // Ids of runs whose curves are hidden, and titles of the charts that come first.
@@ -219,7 +217,6 @@ class Board {
     const seen = this.runs ? series.filter((one) => this.listed.has(one.id) && !this.hidden.has(one.id)) : series;
     const groups = groupSeries(this.table?.groups ? meanSeries(seen, this.table.groups) : seen);
     const singles = this.#takeSingles(groups);
-    this.#nameSections(groups);
     for (const group of groups.values()) {
       if (!this.#charts.has(group.key)) this.#add(group);
       const chart = this.#charts.get(group.key);
@@ -278,22 +275,15 @@ class Board {
     }
   }
 
-  // Of many charts with the same prefix; others stand side by side, as those of runs do.
-  #nameSections(groups) {
-    const prefixes = this.runs ? [] : [...groups.values()].map(({ group }) => group);
-    for (const prefix of prefixes) if (prefixes.filter((other) => other === prefix).length >= SECTION) this.sections.add(prefix);
-  }
-
   #boxOf({ source, group: prefix }) {
-    const group = this.sections.has(prefix) ? prefix : "";
+    const group = this.runs ? "" : prefix; // compared charts stand side by side
     const key = `${source} ${group}`;
     if (!this.#groups.has(key)) {
       const box = make("div", "charts");
       if (group) box.append(make("h3", "", group));
       this.#groups.set(key, box);
       const column = this.section.querySelector(`[data-charts="${source}"]`);
-      if (group) column.append(box);
-      else column.prepend(box);
+      column.append(box);
       column.hidden = false;
     }
     return this.#groups.get(key);
