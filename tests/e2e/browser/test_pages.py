@@ -115,3 +115,15 @@ def test_charts_of_different_groups_stand_side_by_side(dashboard, browser):
     tops = "[...document.querySelectorAll('.job-charts .chart')].map((chart) => chart.getBoundingClientRect().top)"
     first, second, *_ = browser.evaluate(tops)
     assert first == second
+
+
+@pytest.mark.parametrize("browser", ["wide"], indirect=True)
+@pytest.mark.parametrize("page", ["jobs", "project"])
+def test_a_printed_table_has_all_its_columns(dashboard, browser, page):
+    dashboard.open(browser, page)
+    browser("Emulation.setEmulatedMedia", media="print")
+    browser(
+        "Emulation.setDeviceMetricsOverride", width=960, height=720, deviceScaleFactor=1, mobile=False
+    )  # of a letter
+    ends = "[...document.querySelectorAll('.runs th')].map((cell) => cell.getBoundingClientRect().right)"
+    assert max(browser.evaluate(ends)) <= 960

@@ -235,3 +235,8 @@ def test_a_nul_in_a_form_is_refused(signed_in_browser, path, fields):
     answer = signed_in_browser.post(path, data=fields)
     assert answer.status_code == 400, answer.text
     assert "the value contains a NUL character; remove it." in answer.text
+
+
+def test_the_help_leads_to_the_description_of_the_api(signed_in_browser):
+    [address] = re.findall(r'<a id="api" href="([^"]+)">', signed_in_browser.get("/ui").text)
+    assert signed_in_browser.get(address).json()["openapi"]
