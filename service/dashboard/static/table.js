@@ -34,6 +34,8 @@ export function selectRows(form) {
       bulk.querySelector("[data-refused]").hidden = !ofOthers;
       for (const button of bulk.querySelectorAll("[data-several]")) button.disabled = count < 2;
       for (const button of bulk.querySelectorAll("[data-changes]")) button.disabled = ofOthers;
+      if (!whole && !all.some((box) => box.checked && "open" in box.dataset)) bulk.querySelector("[data-stops]").disabled = true;
+      bulk.querySelector("[data-deletes]").textContent = whole ? `Delete all ${every.dataset.every} that match` : `Delete the ${count} selected`;
     }
     const head = form.querySelector("[data-all]");
     if (head) {

@@ -160,6 +160,11 @@ def test_selected_jobs_are_tagged_and_stopped(service, browser, jobs):
     assert browser.text(".did") == "Asked to stop: 2 jobs."
     for job_id in ids:
         assert service.wait_ended(job_id)["state"] == "Cancelled"
+    search(browser, "tag:stopped-here")
+    browser.click("[data-all]")
+    assert browser.evaluate("document.querySelector('button[value=stop]').disabled"), "they have ended"
+    browser.click("#bulk-delete summary")
+    assert browser.text("button[value=delete]") == "Delete the 2 selected"
     assert jobs
 
 
