@@ -240,3 +240,11 @@ def test_a_nul_in_a_form_is_refused(signed_in_browser, path, fields):
 def test_the_help_leads_to_the_description_of_the_api(signed_in_browser):
     [address] = re.findall(r'<a id="api" href="([^"]+)">', signed_in_browser.get("/ui").text)
     assert signed_in_browser.get(address).json()["openapi"]
+
+
+def test_more_jobs_than_can_be_selected_are_said_to_be_too_many(signed_in_browser, submit, monkeypatch):
+    monkeypatch.setattr("service.dashboard.runs_page.MOST_COUNTED", 2)
+    submit(name="one")
+    assert "narrow the query" not in signed_in_browser.get("/ui/jobs").text
+    submit(name="two")
+    assert "narrow the query" in signed_in_browser.get("/ui/jobs").text
