@@ -23,7 +23,7 @@ from gradient_cli.formatting import (
     format_price,
     format_size,
     format_start,
-    state_word,
+    job_word,
 )
 from gradient_cli.next_steps import COLLECTING, KEPT, kept_steps
 
@@ -316,7 +316,7 @@ def exit_code(job: dict[str, Any]) -> int:
 
 
 def describe_state(job: dict[str, Any]) -> str:
-    state = terminal.sanitize(state_word(job.get("state")))
+    state = terminal.sanitize(job_word(job))
     if job.get("phase") == COLLECTING:  # the message is how the command ended
         state += " (collecting outputs)"
     why = terminal.sanitize(job.get("message") or job.get("reason") or "")

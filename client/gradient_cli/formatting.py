@@ -11,7 +11,7 @@ from typing import Any
 from gradient_cli import terminal
 from gradient_cli.api import server_clock
 from gradient_cli.errors import OK, UsageError
-from gradient_cli.next_steps import COLLECTING, next_steps
+from gradient_cli.next_steps import next_steps
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+")
@@ -262,8 +262,10 @@ def state_word(state: str | None) -> str:
     return _STATE_WORDS.get(state or "", state or "")
 
 
-def has_command_ended(job: Mapping[str, Any]) -> bool:
-    return bool(job.get("finishedAt") or job.get("phase") in {COLLECTING, "kept"})
+def job_word(job: Mapping[str, Any]) -> str:
+    """Return the word for the state of a job, also of one that was asked to stop."""
+    state = job.get("state")
+    return "Stopping" if job.get("stopRequested") and state in {"Pending", "Running"} else state_word(state)
 
 
 def describe_removed(removed: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from core.db.models.credentials import ApiKey
 from core.db.models.jobs import IS_COUNTED_QUEUED, IS_FAILED, IS_QUEUED, Attempt, Event, Job, Project, Worker
 from core.db.prepared import Prepared
 from core.errors import JobNotFound, ProjectNotFound
+from core.jobs.guarded_updates import STOP_REQUESTED
 from core.jobs.states import OWNED, JobState
 from core.search.ordering import Ordering, parse_cursor
 from core.security.actor import record_read
@@ -415,6 +416,14 @@ class JobRelations(NamedTuple):
     project: str
     owner: str | None  # name of the key that submitted it; None: the key does not exist any more
     attempt: Attempt | None  # its current attempt; None: there was none yet
+
+
+def stopped_by(session: Session, jobs: Sequence[Job]) -> dict[str, str]:
+    """Return the names of the API keys that asked to stop those of these jobs that ended so, by job id."""
+    ids = [job.id for job in jobs if job.reason == "stopped_by_user"]
+    requests = Event.job_id.in_(ids), Event.kind.in_((STOP_REQUESTED, "finished"))
+    actors = select(Event.job_id, ApiKey.name, Event.id).join(ApiKey, ApiKey.id == Event.actor).where(*requests)
+    return {job_id: name for job_id, name, _ in session.execute(actors.order_by(Event.id.desc()))} if ids else {}
 
 
 def relations_of(session: Session, jobs: Sequence[Job]) -> dict[str, JobRelations]:

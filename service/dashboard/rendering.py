@@ -26,6 +26,7 @@ from core.jobs.reasons import CANNOT_START
 from core.search.query_text import quote as quote_term
 from service.dashboard.assets import ICONS, MODULES, asset_url
 from service.presenters.jobs import STATE_WORDS
+from service.schemas.jobs import JobView
 
 PAGE_HEADERS = {
     "Content-Security-Policy": (
@@ -123,6 +124,12 @@ def state_word(state: str, reason: str | None = None) -> str:
     return "Cannot start" if state == "Pending" and reason in CANNOT_START else STATE_WORDS.get(state, state)
 
 
+def job_word(job: JobView) -> str:
+    """Return the word for the state of a job, also of one that was asked to stop."""
+    stopping = job.stop_requested and job.state in {"Pending", "Running"}
+    return "Stopping" if stopping else state_word(job.state, job.reason)
+
+
 def strip_colours(text: str) -> str:
     return _COLOURS.sub("", text)
 
@@ -217,6 +224,7 @@ def _create_environment() -> Environment:
         format_price,
         format_sentence,
         format_time,
+        job_word,
         state_word,
         strip_colours,
     ]

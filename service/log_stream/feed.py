@@ -239,13 +239,14 @@ class JobFeed:
                     self._next_queue_poll_at = time.monotonic() + _QUEUE_POLL_SECONDS
                 waits = self._waits
                 removed = find_removed(session, job, OutputKind.LOGS)
+                stopped_by = queries.stopped_by(session, [job]).get(job.id)
         except JobNotFound as error:
             remove_late_outputs(self._app_state, self._job_id)  # the folder may have been made after the log's removal
             self._row = self._row._replace(error=format_error(error, 404))
             return
         except StoreUnavailable:  # the log can still be followed; the row is read again later
             return
-        reason, message = job_reason(job, waits, datetime.now(UTC))
+        reason, message = job_reason(job, waits, datetime.now(UTC), stopped_by)
         phase = {
             "state": public_state(job.state, job.exit_code),
             "phase": job.phase,

@@ -151,6 +151,8 @@ def _take_totals(view: JobView, array: Sequence[MembersInState]) -> None:
     view.duration_seconds = round(sum(seconds), 3) if seconds else None
     view.cost = round(sum(some.dollars or 0.0 for some in array), 6)
     view.gpu_hours = round(sum(some.gpu_hours or 0.0 for some in array), 6)
+    live = [some for some in array if some.finished_at is None]
+    view.stop_requested, view.stops_by = all(some.stopping == some.members for some in live) and bool(live), None
     ends = [some.finished_at for some in array]
     view.finished_at = None if None in ends else max(end for end in ends if end is not None)
 
@@ -182,6 +184,7 @@ def views_with_waits(
     texts = job_notes.notes_of(session, jobs)
     compared = comparisons.comparisons_of(session, [job.id for job in jobs])
     given = params.of_jobs(session, jobs)
+    stoppers = queries.stopped_by(session, jobs)
     several = [job.id for job in jobs if job.attempt > 1 or capabilities_of(job.backend).billed]
     costs = amounts.of_jobs(session, several)
     settings, current = app_state.settings, datetime.now(UTC)
@@ -199,6 +202,7 @@ def views_with_waits(
                 compared.get(job.id, ()),
                 costs.get(job.id),
                 given[job.id],
+                stoppers.get(job.id),
             ),
             settings,
             current,
@@ -220,11 +224,12 @@ class _JobContext(NamedTuple):
     comparisons: Sequence[Comparison] = ()
     amounts: tuple[float, float] | None = None  # US dollars and GPU hours, if its row does not tell them
     params: Mapping[str, Value] | None = None  # None: not read
+    stopped_by: str | None = None  # name of the API key that asked to stop it
 
 
 def _job_view(job: Job, context: _JobContext, settings: Settings, current: datetime) -> JobView:
     spec, waits = job.spec, context.waits
-    reason, message = job_reason(job, waits, current)
+    reason, message = job_reason(job, waits, current, context.stopped_by)
     seconds = _duration_seconds(job, current)
     hours = (seconds or 0.0) / 3600
     dollars, hours = context.amounts or (hours * job.price_per_hour, hours * job.gpu_count)
@@ -331,7 +336,9 @@ def _usage_view(attempt: Attempt | None) -> UsageView | None:
     )
 
 
-def job_reason(job: Job, waits: WaitStatus | None, current: datetime) -> tuple[str | None, str | None]:
+def job_reason(
+    job: Job, waits: WaitStatus | None, current: datetime, stopped_by: str | None = None
+) -> tuple[str | None, str | None]:
     """Return why a job waits or how it ended, as code and sentence."""
     if waits is not None:
         return waits.reason, reason_message(waits.reason, waits.detail)
@@ -339,6 +346,8 @@ def job_reason(job: Job, waits: WaitStatus | None, current: datetime) -> tuple[s
         return "worker_unresponsive", reason_message("worker_unresponsive", format_moment(job.heartbeat_at))
     if job.phase == WAITING_PHASE:
         return job.reason, job.phase_detail
+    if stopped_by:
+        return job.reason, f"Ended by a stop request of {stopped_by}."
     return job.reason, _reason_message(job.reason, job.reason_detail)
 
 

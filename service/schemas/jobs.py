@@ -267,7 +267,10 @@ class JobView(ViewOptions, View):
     metrics: dict[str, Number] | None = Field(
         None, description="last values of the metrics that were requested for a list"
     )
-    stop_requested: bool
+    stop_requested: bool = Field(description="in a folded list: of all members of its array that run")
+    stops_by: Time | None = Field(
+        description="by when a job that was asked to stop is killed; null: it was not, or its command has ended"
+    )
     url: str = Field(description="address of the job's page")
     ssh_url: str | None = Field(description="address at which ssh enters the job; null: it cannot be entered now")
 

@@ -129,16 +129,24 @@ def test_a_job_whose_outputs_are_collected_is_waited_for(cli, server, protocol, 
     fields = {"state": "Running", "phase": "collecting", "message": message, "stopRequested": stopped}
     server.on("GET", f"/jobs/{protocol.id}", protocol.job(**fields))
     shown = cli("jobs", "show", protocol.id)
-    assert f" Running (collecting outputs): {message}\n" in shown.stdout
-    assert "stopping" not in shown.stdout
+    state = "Stopping" if stopped else "Running"
+    assert f" {state} (collecting outputs): {message}\n" in shown.stdout
     assert f"gradient-cli jobs wait {protocol.id}\n" in shown.stderr
     assert "jobs stop" not in shown.stderr
 
 
 def test_a_job_that_is_being_stopped_is_waited_for(cli, server, protocol):
-    server.on("GET", f"/jobs/{protocol.id}", protocol.job(state="Running", phase="running", stopRequested=True))
+    soon = (datetime.now(UTC) + timedelta(seconds=90)).isoformat()
+    job = protocol.job(state="Running", phase="running", stopRequested=True, stopsBy=soon)
+    server.on("GET", f"/jobs/{protocol.id}", job)
     shown = cli("jobs", "show", protocol.id)
-    assert re.search(r"^stopping +requested$", shown.stdout, re.MULTILINE)
+    assert re.search(r"^state +Stopping$", shown.stdout, re.MULTILINE)
+    assert re.search(r"^killed +in about 1m, if it has not ended$", shown.stdout, re.MULTILINE)
+    server.on("GET", "/jobs", {"jobs": [job, {**job, "arrayId": "a1", "arrayMembers": {"Running": 2}}], "next": None})
+    assert re.findall(r" Stopping | stopping: 2 Running ", cli("jobs", "list").stdout) == [
+        " Stopping ",
+        " stopping: 2 Running ",
+    ]
     assert f"gradient-cli jobs wait {protocol.id}\n" in shown.stderr
 
 

@@ -1,5 +1,5 @@
 import re
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
@@ -243,6 +243,13 @@ class Job(Base):
             return self.name
         script = _SCRIPT.search(self.spec.command or "")
         return f"{script[1]}-{self.seq}" if script else f"job {self.seq}"
+
+    @property
+    def stops_by(self) -> datetime | None:
+        """By when it is killed after a stop was requested; None: none was, or its command has ended."""
+        if self.stop_requested_at is None or self.state not in {JobState.STARTING, JobState.RUNNING}:
+            return None
+        return self.stop_requested_at + timedelta(seconds=self.spec.stop_grace)
 
     def log_context(self) -> dict[str, Any]:
         """Return the fields that identify the job in log lines."""

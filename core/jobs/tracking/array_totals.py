@@ -30,13 +30,14 @@ class MembersInState(NamedTuple):
     dollars: float | None
     gpu_hours: float | None
     finished_at: datetime | None  # when the last of them ended
+    stopping: int  # that were asked to stop
 
 
 def count_members(session: Session, jobs: ColumnElement[bool]) -> list[MembersInState]:
     """Return the numbers of the jobs that meet a condition, also of those of no array."""
     dialect = session.get_bind().dialect.name
     amounts = func.sum(duration(dialect)), func.sum(cost(dialect)), func.sum(gpu_hours(dialect))
-    totals = *amounts, func.max(Job.finished_at)
+    totals = *amounts, func.max(Job.finished_at), func.count(Job.stop_requested_at)
     counted = select(_OF, Job.state, func.max(Job.exit_code), func.count(), *totals)
     grouped = counted.where(jobs, Job.deleted_at.is_(None))
     rows = session.execute(grouped.group_by(_OF, Job.state, Job.exit_code.is_not(None)))

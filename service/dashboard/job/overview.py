@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from core.db.database import on_commit
 from core.errors import SpecInvalid
 from core.jobs import edits, kept_jobs, lifecycle
+from core.jobs.guarded_updates import STOP_REQUESTED
 from core.jobs.spec.arrays import is_array_id, is_sweep_id
 from core.jobs.tracking import metrics
 from service.app_state import AppState
@@ -98,6 +99,7 @@ def _overview(
         header,
         tab="overview",
         gone=gone,
+        stop=next((event for event in events if event.kind == STOP_REQUESTED), None),
         phase_spans=phase_spans(events, datetime.now(UTC), header.attempt),
         attempts=attempt_rows(session, app_state, header, events) if len(header.attempts) > 1 else [],
         outputs=artifacts_page(session, app_state, header.row, limit=1, attempt=header.attempt),

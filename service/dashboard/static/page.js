@@ -23,6 +23,7 @@ function enliven(part) {
 enliven(document);
 onChange(enliven);
 setInterval(() => tellTimes(document), 10_000);
+setInterval(() => tellTimes(document, "time[data-coming]"), 1000);
 
 document.addEventListener("click", ({ target }) => {
   if (target.closest("[data-switch=times]")) tellTimes(document);

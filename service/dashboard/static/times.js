@@ -31,9 +31,9 @@ export function exactTime(date) {
   return `${day(date)} ${clock(date)} ${zone(date)}`;
 }
 
-export function tellTimes(root) {
+export function tellTimes(root, which = "time[datetime]") {
   const now = Date.now() + CORRECTION;
-  for (const element of root.querySelectorAll("time[datetime]")) {
+  for (const element of root.querySelectorAll(which)) {
     const date = new Date(element.dateTime);
     element.title = exactTime(date);
     const seconds = (now - date) / 1000;

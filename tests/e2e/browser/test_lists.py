@@ -5,7 +5,7 @@ import time
 
 import pytest
 from support.browser import Browser
-from support.deployment import Deployment
+from support.deployment import Deployment, wait_until
 
 SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
 THEMES = ("light", "dark")
@@ -176,6 +176,25 @@ def test_rows_that_are_ticked_before_the_scripts_run_are_selected(service, brows
     browser("Page.addScriptToEvaluateOnNewDocument", source=observe)
     browser.open(f"{service.cli_json['url']}/ui/jobs?q=tag:sweep")
     assert browser.text("[data-selected]") == "2 selected"
+
+
+def test_a_job_that_does_not_end_is_seen_stopping_and_its_time_counts_down(service, browser):
+    job_id = service.submit('trap "" TERM; echo up; while true; do sleep 1; done', name="deaf", machineType="GPU+")
+    wait_until(lambda: b"up" in service.raw_log(job_id), "the trap")
+    search(browser, "deaf")
+    browser.click("[data-all]")
+    browser.click("button[value=stop]")
+    browser.wait_for("document.querySelector('tbody .badge')?.innerText === 'Stopping'")
+    browser.open(f"{service.cli_json['url']}/ui")
+    browser.wait_for(f"document.getElementById('{job_id}').closest('tr').innerText.includes('Stopping')")
+    browser.click(f"[id='{job_id}']")
+    left = "Number(document.querySelector('#stopping time')?.innerText.match(/^in (\\d+) s$/)?.[1] ?? NaN)"
+    browser.wait_for(f"{left} < 60")
+    first = browser.evaluate(left)
+    browser.wait_for(f"{left} < {first}")
+    service.request("POST", f"/jobs/{job_id}/stop?now=true")
+    assert service.wait_ended(job_id)["message"].startswith("Ended by a stop request of ")
+    browser.wait_for("document.querySelector('.state').innerText === 'Cancelled'")
 
 
 def test_a_worker_is_drained_and_resumed(service, browser):

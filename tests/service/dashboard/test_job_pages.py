@@ -87,12 +87,38 @@ def test_a_stopped_job_whose_outputs_are_collected_is_not_waited_for(signed_in_b
     path = f"/jobs/{made(client)}"
     running = worker.start()
     client.post(f"{path}/stop")
-    assert "to end by itself" in signed_in_browser.get(f"/ui{path}").text
+    page = signed_in_browser.get(f"/ui{path}").text
+    killed = f"{client.get(path).json()['stopsBy']}"
+    assert f'Asked to stop by tests. If it does not end by itself, it is killed <time datetime="{killed}"' in page
     with stores.database.write() as session:
         lifecycle.mark_finishing(session, running, "stopped_by_user")
     page = signed_in_browser.get(f"/ui{path}").text
-    assert "Ended by a stop request." in page
-    assert "to end by itself" not in page
+    assert "Ended by a stop request of tests." in page
+    assert "Asked to stop" not in page
+
+
+def test_a_job_that_was_asked_to_stop_is_told_from_others_everywhere(signed_in_browser, client, worker):
+    worker.register()
+    array = client.post("/jobs", json=make_job_body(array="a,b")).json()["arrayId"]
+    alone = made(client, stopGrace=30)
+    for _ in range(3):
+        worker.start()
+    assert badges(signed_in_browser.get("/ui/jobs")) == ["Running", "Running"]
+    client.post(f"/jobs/{alone}/stop")
+    first, *_ = client.get("/jobs", params={"array": array}).json()["jobs"]
+    client.post(f"/jobs/{first['id']}/stop")
+    assert badges(signed_in_browser.get("/ui/jobs")) == ["Stopping", "Running"], "one of two members goes on"
+    client.post("/jobs/actions", json={"action": "stop", "ids": [array]})
+    assert badges(signed_in_browser.get("/ui/jobs")) == ["Stopping", "Stopping"]
+    assert badges(signed_in_browser.get("/ui")) == ["Stopping"] * 3
+    page = signed_in_browser.get(f"/ui/jobs/{alone}")
+    assert badges(page) == ["Stopping"]
+    assert "<title>Stopping: " in page.text
+
+
+def test_a_job_that_leaves_the_queue_says_by_whom(client):
+    job_id = made(client)
+    assert client.post(f"/jobs/{job_id}/stop").json()["message"] == "Ended by a stop request of tests."
 
 
 def test_the_list_is_searched_without_scripts(signed_in_browser, client):

@@ -31,7 +31,7 @@ from gradient_cli.formatting import (
     format_past,
     format_price,
     format_start,
-    has_command_ended,
+    job_word,
     list_nodes,
     parse_duration,
     print_fields,
@@ -195,9 +195,9 @@ def _shown_id(job: dict[str, Any]) -> str:
 
 def _describe_phase(job: dict[str, Any]) -> str:
     if job.get("arrayMembers"):
-        return describe_members(job["arrayMembers"])
-    phase, state = job.get("phase"), state_word(job.get("state"))
-    is_state_enough = not phase or phase.casefold() == state.casefold() or _describe_wait(job)
+        return "stopping: " * bool(job.get("stopRequested")) + describe_members(job["arrayMembers"])
+    phase, state = job.get("phase"), job_word(job)
+    is_state_enough = not phase or phase in {"running", state.casefold()} or _describe_wait(job)
     return state if is_state_enough else f"{state} ({phase})"
 
 
@@ -280,7 +280,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "phase": phase,
         "queue position": str(job.get("queuePosition") or ""),
         "starts": _describe_start(job),
-        "stopping": "requested" if job.get("stopRequested") and not has_command_ended(job) else "",
+        "killed": f"{format_start(job['stopsBy'])}, if it has not ended" if job.get("stopsBy") else "",
         "exit code": "" if job.get("exitCode") is None else str(job["exitCode"]),
         "machine type": str(job.get("machineType") or "") + (" (simulated)" if job.get("simulated") else ""),
         "sandbox": "none: it runs as the server's user" if job.get("sandboxed") is False else "",
