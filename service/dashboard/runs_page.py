@@ -53,7 +53,8 @@ from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
 from service.presenters.comparison_verdicts import compared
 from service.presenters.job_diff import comparable_options
-from service.presenters.jobs import folded_views, job_views, public_state
+from service.presenters.job_list import folded_views
+from service.presenters.jobs import job_views, public_state
 from service.presenters.outputs.explanations import explanation_of
 from service.presenters.outputs.run_curves import Axis, CurvesQuery
 from service.presenters.sweeps import sweep_details

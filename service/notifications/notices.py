@@ -24,7 +24,8 @@ from core.jobs.states import JobState
 from core.notifications.deliveries import Notice, read_now
 from core.security.users import identity_of
 from service.app_state import AppState
-from service.presenters.jobs import STATE_WORDS, folded_views, job_views
+from service.presenters.job_list import folded_views
+from service.presenters.jobs import STATE_WORDS, job_views
 from service.presenters.schedules import schedule_view
 from service.presenters.sweeps import sweep_views
 from service.schemas.jobs import JobView, TemplateView

@@ -1,6 +1,5 @@
 """Converts database rows to their public form: state names, reasons as sentences, durations, costs."""
 
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -23,12 +22,10 @@ from core.jobs.reasons import CANNOT_START, REASONS, reason_message
 from core.jobs.scheduling.capacity import LiveWorkers
 from core.jobs.scheduling.port_allocations import ports_of_jobs
 from core.jobs.scheduling.wait_status import WaitStatus, wait_statuses
-from core.jobs.spec.arrays import array_name
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.spec.params import Value
 from core.jobs.states import OWNED, WAITING_PHASE, JobState
 from core.jobs.tracking import job_notes, params
-from core.jobs.tracking.array_totals import MembersInState, count_members
 from core.security import api_keys
 from core.settings import Settings
 from core.storage import retention
@@ -119,42 +116,6 @@ def job_filter(query: ListJobs, catalogue: Catalogue) -> JobFilter:
         text=query.query,
         since=query.since,
     )
-
-
-def folded_views(
-    session: Session, app_state: AppState, jobs: Sequence[Job], *, of_comparisons: bool = False
-) -> list[JobView]:
-    """Convert jobs to their public form; the first member of an array has the numbers of all its members.
-
-    `of_comparisons`: so does the first job that a comparison submitted, whose id is then its array's.
-    """
-    views = job_views(session, app_state, jobs)
-    for view in views if of_comparisons else ():
-        view.array_id = view.array_id or next((made.id for made in view.comparisons if made.id == view.cost_set), None)
-    arrays: dict[str | None, list[MembersInState]] = defaultdict(list)
-    ids = {view.array_id for view in views if view.array_id}
-    for members in count_members(session, queries.member_condition(ids)):
-        arrays[members.array_id].append(members)
-    for view in views:
-        if view.array_id:
-            _take_totals(view, arrays[view.array_id])
-    return views
-
-
-def _take_totals(view: JobView, array: Sequence[MembersInState]) -> None:
-    counts: Counter[str] = Counter()
-    for some in array:
-        counts[public_state(some.state, some.exit_code)] += some.members
-    view.array_members = dict(counts)
-    view.name = array_name(view.name, view.array_index)
-    seconds = [some.seconds for some in array if some.seconds is not None]
-    view.duration_seconds = round(sum(seconds), 3) if seconds else None
-    view.cost = round(sum(some.dollars or 0.0 for some in array), 6)
-    view.gpu_hours = round(sum(some.gpu_hours or 0.0 for some in array), 6)
-    live = [some for some in array if some.finished_at is None]
-    view.stop_requested, view.stops_by = all(some.stopping == some.members for some in live) and bool(live), None
-    ends = [some.finished_at for some in array]
-    view.finished_at = None if None in ends else max(end for end in ends if end is not None)
 
 
 def job_view(session: Session, app_state: AppState, job: Job) -> JobView:
