@@ -30,6 +30,12 @@ def format_bytes(count: int) -> str:
     return f"{amount:.1f} TB"
 
 
+def format_memory(size: float) -> str:
+    """Format a size of memory, in powers of 1024: `400 MiB`, `1.5 GiB`."""
+    amount, unit = (size / GIB, "GiB") if size >= GIB else (size / MIB, "MiB")
+    return f"{amount:,.1f} {unit}".replace(".0 ", " ")
+
+
 def format_duration(seconds: float) -> str:
     """Format a duration: `0.4 s`, `42 s`, `3 min 05 s`, `2 h 10 min`, `3 d 4 h`."""
     if seconds < _EXACT_SECONDS:

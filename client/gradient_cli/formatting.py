@@ -24,6 +24,7 @@ _HOUR = 3600
 _DAY = 86400
 _LEAST_DOLLARS = 0.0001
 _LEAST_GPU_HOURS = 0.01
+_MIB, _GIB = 1024**2, 1024**3
 _STATE_WORDS = {"Stopped": "Succeeded", "Kept": "Kept for you to look"}  # the API has the original service's words
 
 
@@ -131,6 +132,12 @@ def format_size(size: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= _KILO
     return f"{value:.1f} TB"
+
+
+def format_memory(size: float) -> str:
+    """Format a size of memory, in powers of 1024: `400 MiB`, `1.5 GiB`."""
+    amount, unit = (size / _GIB, "GiB") if size >= _GIB else (size / _MIB, "MiB")
+    return f"{amount:,.1f} {unit}".replace(".0 ", " ")
 
 
 def format_duration(seconds: float | None) -> str:
@@ -287,7 +294,7 @@ def describe_attempt(job: Mapping[str, Any]) -> str:
 
 
 def describe_gpus(job: Mapping[str, Any]) -> str:
-    """Describe the GPUs: `2 x NVIDIA A100-SXM4-40GB, 42.9 GB each, driver 550.54 (CUDA 12.4), host GPUs 0 and 3`."""
+    """Describe the GPUs: `2 x NVIDIA A100-SXM4-40GB, 40 GiB each, driver 550.54 (CUDA 12.4), host GPUs 0 and 3`."""
     number = job.get("gpuCount")
     if not number:
         return ""
@@ -295,7 +302,7 @@ def describe_gpus(job: Mapping[str, Any]) -> str:
     indexes = " and ".join(str(gpu.get("index")) for gpu in job.get("gpus") or [])
     parts = [
         f"{number} x {name}" if name else f"{number} of unknown model",
-        f"{format_size(memory)}{' each' * (number > 1)}" if memory else "",
+        f"{format_memory(memory)}{' each' * (number > 1)}" if memory else "",
         f"driver {driver}" + (f" (CUDA {cuda})" if cuda else "") if driver else "",
         f"host GPU{'s' * (number > 1)} {indexes}" if indexes else "",
     ]
@@ -326,12 +333,12 @@ def list_nodes(job: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def describe_usage(job: Mapping[str, Any]) -> str:
-    """Describe the peak usage: `memory 1.2 GB; CPU 180%, 95% on average; GPU 100%, 71% on average, …`."""
+    """Describe the peak usage: `memory 1.1 GiB; CPU 180%, 95% on average; GPU 100%, 71% on average, …`."""
     usage = job.get("usage") or {}
     memory, gpu_memory = usage.get("peakMemoryBytes"), usage.get("peakGpuMemoryBytes")
-    gpu = [_percent(usage, "Gpu"), f"{format_size(gpu_memory)} of its memory" if gpu_memory is not None else ""]
+    gpu = [_percent(usage, "Gpu"), f"{format_memory(gpu_memory)} of its memory" if gpu_memory is not None else ""]
     parts = {
-        "memory": format_size(memory) if memory is not None else "",
+        "memory": format_memory(memory) if memory is not None else "",
         "CPU": _percent(usage, "Cpu"),
         "GPU": ", ".join(part for part in gpu if part),
     }

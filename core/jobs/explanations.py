@@ -15,7 +15,7 @@ _REASONS = {
     "data": "input_missing data_missing workspace_missing workspace_invalid workspace_fetch",
     "disk": "disk_quota disk_full",
     "time": "time_limit tpu_expired",
-    "memory": "out_of_memory",
+    "memory": "out_of_memory machine_memory",
     "preempted": "preempted",
 }
 _BY_REASON = {reason: cause for cause, reasons in _REASONS.items() for reason in reasons.split()}

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 CLASSES = {
     "code": "the program, its command or its options",
-    "memory": "the memory of the host",
+    "memory": "the memory of the job or its machine",
     "device_memory": "the memory of a GPU or TPU",
     "image": "the image, programs or packages",
     "data": "files that the program needs",

@@ -19,7 +19,10 @@ from core.jobs.reasons import REASONS
 from core.jobs.states import JobState
 
 _OWN_ENDS = frozenset(
-    {"exit_nonzero", "command_not_found", "command_not_executable", "killed", "signalled", "out_of_memory"}
+    {
+        *("exit_nonzero", "command_not_found", "command_not_executable", "killed", "signalled"),
+        *("out_of_memory", "machine_memory"),
+    }
 )
 """Reasons of jobs that ended by themselves, and left a machine to look at."""
 

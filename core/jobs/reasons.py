@@ -123,9 +123,11 @@ _ALL = (
         "out_of_memory",
         S.FAILED,
         FaultOwner.USER,
-        "The job exceeded its memory limit ({detail}) and was stopped. Use a smaller batch or a "
-        "machine type with more memory.",
+        "The job exceeded its memory limit ({detail}) and was stopped. Raise the limit (--memoryMb), or use less.",
         retry=True,
+    ),
+    Reason(
+        "machine_memory", S.FAILED, FaultOwner.USER, "The machine ran out of memory. Choose a larger one.", retry=True
     ),
     Reason(
         "signalled", S.FAILED, FaultOwner.USER, "The command was ended by {detail}. See the end of its log.", retry=True

@@ -13,11 +13,13 @@ from markupsafe import Markup, escape
 
 from core.db.models.metrics import to_json
 from core.formatting import (
+    MIB,
     format_amounts,
     format_bytes,
     format_cost,
     format_dollars,
     format_duration,
+    format_memory,
     format_moment,
     format_price,
     iso_time,
@@ -96,7 +98,7 @@ def format_metric(value: float | None, name: str) -> str:
     """Format a value of a metric: a size if its name ends in `_bytes`."""
     if value is None or not math.isfinite(value) or not name.endswith("_bytes"):
         return format_number(value)
-    return format_bytes(int(value))
+    return format_memory(value) if "memory" in name else format_bytes(int(value))
 
 
 def format_percent(percent: float) -> str:
@@ -217,6 +219,7 @@ def _create_environment() -> Environment:
         format_cost,
         format_dollars,
         format_future_time,
+        format_memory,
         format_metric,
         format_number,
         format_optional_duration,
@@ -230,6 +233,7 @@ def _create_environment() -> Environment:
     ]
     environment.filters |= {function.__name__: function for function in filters}
     environment.globals |= _CONSTANTS | {
+        "MIB": MIB,
         "server_time": lambda: iso_time(datetime.now(UTC)),
         **{function.__name__: function for function in _FUNCTIONS},
     }

@@ -21,5 +21,5 @@ def test_why_offers_a_clone_with_more_memory(service, tmp_path):
     create = ["jobs", "create", "--machineType", "CPU", "--memoryMb", "128", "--workspace", "none"]
     service.cli(*create, "--command", hungry, folder=tmp_path, code=137)
     done = service.cli("jobs", "why", folder=tmp_path)
-    assert "memory: the memory of the host" in done.stdout
+    assert "memory: the job's memory limit (128 MiB)" in done.stdout
     assert "--memoryMb 256" in done.stderr

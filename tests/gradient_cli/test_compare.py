@@ -178,7 +178,7 @@ def test_the_table_has_figures_ranks_differences_and_notes(cli, server):
     assert shown.returncode == 0, shown.stderr
     head, v100, t4, cpu = shown.stdout.splitlines()
     assert head.split("  ")[0] == "MACHINE"
-    for text in ("20.5 (20-21)", "0.95 (0.94-0.96)", "1m 30s", "$0.0765", "$3.06", "2.0 GB", "input", "tied fastest"):
+    for text in ("20.5 (20-21)", "0.95 (0.94-0.96)", "1m 30s", "$0.0765", "$3.06", "1.9 GiB", "input", "tied fastest"):
         assert text in v100
     assert "cheapest" not in v100
     assert "cheapest" in t4

@@ -97,11 +97,11 @@ def test_show_tells_gpus_and_what_was_used(cli, server, protocol):
     job = protocol.job(**model, gpus=gpus, usage=usage, **asked)
     server.on("GET", f"/jobs/{protocol.id}", job, protocol.job(gpuCount=1, gpus=[{"index": "7"}], usage=None))
     shown = cli("jobs", "show", protocol.id).stdout
-    assert "NVIDIA A100, 42.9 GB each, driver 550.54 (CUDA 12.4), host GPUs 0 and 3\n" in shown
-    assert "memory 1.2 GB; CPU 180%, 95% on average; GPU 99%, 71% on average, 9.1 GB of its memory\n" in shown
+    assert "NVIDIA A100, 40 GiB each, driver 550.54 (CUDA 12.4), host GPUs 0 and 3\n" in shown
+    assert "memory 1.1 GiB; CPU 180%, 95% on average; GPU 99%, 71% on average, 8.5 GiB of its memory\n" in shown
     assert [
         line.split()[-1] for line in shown.splitlines() if line.startswith(("shared", "working", "user", "python"))
-    ] == ["MiB", "1000:100", "src", "3.12"]
+    ] == ["GiB", "1000:100", "src", "3.12"]
     unknown = cli("jobs", "show", protocol.id).stdout
     assert "1 of unknown model, host GPU 7\n" in unknown
     assert "\nused " not in unknown

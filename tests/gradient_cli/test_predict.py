@@ -89,7 +89,7 @@ def test_the_judgement_and_the_estimates_are_shown(cli, offered, server):
         "$0.0765",
         "2.5 x",
         "1.25 x to 5 x",
-        "fits (8.0 GB)",
+        "fits (7.5 GiB)",
         "2 measured, x 1.50",
     ):
         assert text in v100

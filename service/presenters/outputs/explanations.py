@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
+from core.formatting import MIB, format_memory
 from core.jobs.explanations import OF_LOG, Explanation, explain
 from core.jobs.failure_rules import CLASSES
 from core.jobs.log_failures import LogFailure
@@ -16,6 +17,8 @@ _LAST_LINES = 300
 _LAST_BYTES, _MOST_BYTES = 64 * 1024, 1024**2
 _SHOWN = 1000  # characters of a line
 _SHARED_MB, _ATTEMPTS = 1024, 3
+_LIMIT = re.compile(r"\((([\d,.]+) (MiB|GiB))")
+_MEBIBYTES = {"MiB": 1, "GiB": 1024}
 _FAILED = frozenset({"Failed", "Error", "Kept"})
 
 
@@ -30,7 +33,7 @@ def explanation_of(logs: JobLogs, job: JobView) -> ExplanationView:
         id=job.id,
         state=job.state,
         cause=explanation.cause,
-        meaning=CLASSES[explanation.cause] if explanation.cause else None,
+        meaning=_meaning(job, explanation.cause),
         source=None if explanation.cause is None else "log" if job.reason in OF_LOG else "service",
         reason=job.reason,
         message=job.message,
@@ -39,6 +42,11 @@ def explanation_of(logs: JobLogs, job: JobView) -> ExplanationView:
         remedy=_remedy(job, failure) if failure else None,
         clone=_advise(job, explanation.option),
     )
+
+
+def _meaning(job: JobView, cause: str | None) -> str | None:
+    limit = _LIMIT.search(job.message or "") if job.reason == "out_of_memory" else None
+    return f"the job's memory limit ({limit[1]})" if limit else CLASSES[cause] if cause else None
 
 
 def _last_lines(reader: LogReader) -> list[LogLine]:
@@ -62,9 +70,10 @@ def _remedy(job: JobView, failure: LogFailure) -> str | None:
 def _advise(job: JobView, option: str | None) -> CloneAdvice | None:
     """Return the change with which a clone may succeed; None: no value is known to be larger."""
     options: Any = job  # its options are fields that are made at run time
-    limit = re.search(r"\((\d+) MiB\)", job.message or "")
+    limit = _LIMIT.search(job.message or "")
     present: Mapping[str | None, int | None] = {
-        "memoryMb": options.memory_mb or (int(limit[1]) if limit else None),
+        "memoryMb": options.memory_mb
+        or (round(float(limit[2].replace(",", "")) * _MEBIBYTES[limit[3]]) if limit else 0),
         "sharedMemMb": options.shared_mem_mb or _SHARED_MB,
         "timeLimit": options.time_limit,
     }
@@ -74,8 +83,8 @@ def _advise(job: JobView, option: str | None) -> CloneAdvice | None:
     if not option or not value:
         return None
     labels = {
-        "memoryMb": f"{value / 1024:.3g} GiB",
-        "sharedMemMb": f"{value / 1024:.3g} GiB of shared memory",
+        "memoryMb": format_memory(value * MIB),
+        "sharedMemMb": f"{format_memory(value * MIB)} of shared memory",
         "timeLimit": f"{value:,} s",
         "maxAttempts": f"{value} attempts",
     }

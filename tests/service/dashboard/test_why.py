@@ -65,6 +65,18 @@ def test_the_clone_that_helps(signed_in_browser, fail, failure, spec, cause, clo
         assert clone[2] in signed_in_browser.get(f"/ui/jobs/{job_id}").text
 
 
+def test_a_limit_of_the_job_is_told_from_the_memory_of_its_machine(signed_in_browser, fail):
+    limited = fail("", "out_of_memory", "400 MiB", memory_mb=400)
+    page = signed_in_browser.get(f"/ui/jobs/{limited}").text
+    assert "Cause: the job&#39;s memory limit (400 MiB)" in page
+    assert "Raise the limit" in page
+    assert "Clone with 800 MiB…" in page
+    assert "machine type with more memory" not in page
+    page = signed_in_browser.get(f"/ui/jobs/{fail('', 'machine_memory')}").text
+    assert "Cause: the memory of the job or its machine" in page
+    assert "The machine ran out of memory. Choose a larger one." in page
+
+
 def test_a_job_that_has_not_failed_has_its_reason_alone(client, submit):
     explanation = why(client, submit().id)
     assert (explanation["state"], explanation["cause"], explanation["evidence"], explanation["clone"]) == (

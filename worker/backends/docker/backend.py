@@ -21,7 +21,7 @@ from typing import Any
 from docker.api.client import APIClient
 
 from core.catalogue.backends import BACKENDS
-from core.formatting import MIB
+from core.formatting import format_memory
 from core.settings import Settings
 from core.system.failpoints import failpoint
 from core.system.untrusted_folders import measure_used_bytes
@@ -79,8 +79,8 @@ def determine_exit(handle: Handle, state: ContainerState | None, code: int | Non
     """
     if state is not None and state.oom_killed and code in {None, _KILLED}:
         limit: int | None = handle.get("memory_bytes")
-        detail = f"{limit // MIB} MiB" if limit else "this machine's memory"
-        return Exit(_KILLED, "out_of_memory", detail, limit or None, state.finished_at)
+        reason, detail = ("out_of_memory", format_memory(limit)) if limit else ("machine_memory", None)
+        return Exit(_KILLED, reason, detail, limit or None, state.finished_at)
     if code is not None:
         return Exit(code)
     if handle["boot_id"] != boot_id():

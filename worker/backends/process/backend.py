@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from core.catalogue.backends import BACKENDS, Capabilities
-from core.formatting import MIB
+from core.formatting import format_memory
 from core.settings import Settings
 from core.system.failpoints import failpoint
 from worker.backends.base import (
@@ -378,7 +378,7 @@ class ProcessBackend(Backend):
         limit: int | None = handle["memory_bytes"]
         if limit is None or (group := self._group(handle)) is None or not group.out_of_memory():
             return False
-        write_control_file(Path(handle["control"]), "out_of_memory", f"{limit // MIB} MiB")
+        write_control_file(Path(handle["control"]), "out_of_memory", format_memory(limit))
         return True
 
     def _marked_exit(self, handle: Handle, code: int) -> Exit:
@@ -442,7 +442,7 @@ class ProcessBackend(Backend):
             return False
         used = self.processes(handle).usage(meter, limit)[1]
         if used > limit:
-            write_control_file(control, "out_of_memory", f"{limit // MIB} MiB, {used // MIB} MiB used")
+            write_control_file(control, "out_of_memory", f"{format_memory(limit)}, {format_memory(used)} used")
         return used > limit
 
 

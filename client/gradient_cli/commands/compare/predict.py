@@ -9,7 +9,7 @@ from typing import Any
 from gradient_cli import terminal
 from gradient_cli.arguments import connect, resolve_job_id
 from gradient_cli.errors import OK
-from gradient_cli.formatting import format_duration, format_money, format_size, print_json, print_table
+from gradient_cli.formatting import format_duration, format_memory, format_money, print_json, print_table
 from gradient_cli.options import add_common, add_job_id, add_option
 
 
@@ -67,9 +67,7 @@ def _print_bottleneck(bottleneck: Mapping[str, Any]) -> None:
 
 def _row(machine: Mapping[str, Any]) -> list[str]:
     fits = {True: "fits", False: "too small", None: "not known"}[machine["fits"]]
-    memory = (
-        "not measured" if machine["memoryBytes"] is None else f"{fits} ({format_size(int(machine['memoryBytes']))})"
-    )
+    memory = "not measured" if machine["memoryBytes"] is None else f"{fits} ({format_memory(machine['memoryBytes'])})"
     corrected = machine["correction"]
     return [
         machine["machineType"],

@@ -18,8 +18,8 @@ from gradient_cli.follow import SUCCEEDED, exit_code
 from gradient_cli.formatting import (
     format_cost,
     format_duration,
+    format_memory,
     format_past,
-    format_size,
     print_fields,
     print_json,
     print_list,
@@ -294,8 +294,8 @@ def _row(row: Mapping[str, Any], metric: str, target: float | None) -> list[str]
         f"{row['succeeded']} of {row['jobs']}",
         _cost(row, "Per1000Steps"),
         f"${row['pricePerHour']:,.2f}",
-        "" if row["peakMemoryBytes"] is None else format_size(row["peakMemoryBytes"]),
-        "" if row["peakGpuMemoryBytes"] is None else format_size(row["peakGpuMemoryBytes"]),
+        "" if row["peakMemoryBytes"] is None else format_memory(row["peakMemoryBytes"]),
+        "" if row["peakGpuMemoryBytes"] is None else format_memory(row["peakGpuMemoryBytes"]),
         _bound(row),
         "; ".join(label for name, label in _front_names(metric).items() if row[name]),
     ]

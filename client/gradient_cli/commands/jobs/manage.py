@@ -25,6 +25,7 @@ from gradient_cli.formatting import (
     format_cost,
     format_duration,
     format_future,
+    format_memory,
     format_moment,
     format_moment_and_age,
     format_ordinal,
@@ -43,6 +44,7 @@ from gradient_cli.formatting import (
 from gradient_cli.next_steps import job_steps
 from gradient_cli.options import add_common, add_job_id, add_job_ids, add_option, add_positional
 
+_MIB = 1024**2
 _QUEUE_REASONS = ("behind_jobs", "waiting_for_machine")
 _FILTERS = {
     "state": (
@@ -334,8 +336,8 @@ def _machine_fields(job: dict[str, Any]) -> dict[str, str]:
     return {
         "worker": " on ".join(dict.fromkeys(str(job[name]) for name in ("worker", "host") if job.get(name))),
         "cpus": "" if job.get("cpus") is None else f"{job['cpus']:g}",
-        "memory": "" if job.get("memoryMb") is None else f"{job['memoryMb']:,} MiB",
-        "shared memory": "" if job.get("sharedMemMb") is None else f"{job['sharedMemMb']:,} MiB",
+        "memory": "" if job.get("memoryMb") is None else format_memory(job["memoryMb"] * _MIB),
+        "shared memory": "" if job.get("sharedMemMb") is None else format_memory(job["sharedMemMb"] * _MIB),
         "network": str(job.get("network") or ""),
         "gpus": describe_gpus(job),
         "TPU": describe_tpu(job),

@@ -9,7 +9,7 @@ from gradient_cli import terminal
 from gradient_cli.api.client import Api
 from gradient_cli.arguments import connect, resolve_job_id
 from gradient_cli.errors import OK, UsageError
-from gradient_cli.formatting import format_size, print_json, print_table
+from gradient_cli.formatting import format_memory, format_size, print_json, print_table
 from gradient_cli.options import add_common, add_job_id
 
 _POINTS = 1000
@@ -110,7 +110,9 @@ def format_value(name: str, value: float | str | None) -> str:
     """Format the value of a metric: bytes as sizes, other numbers with five digits; NaN and infinities are strings."""
     if value is None or isinstance(value, str):
         return value or "-"
-    return format_size(int(value)) if name.endswith("_bytes") else f"{value:.5g}"
+    if not name.endswith("_bytes"):
+        return f"{value:.5g}"
+    return format_memory(value) if "memory" in name else format_size(int(value))
 
 
 def sparkline(values: Sequence[float | str]) -> str:

@@ -73,7 +73,7 @@ export function lonePoints(values) {
 }
 
 export function unitOf(name) {
-  return name.endsWith("_bytes") ? bytes : name.endsWith("_percent") ? percent : figure;
+  return name.endsWith("_bytes") ? (name.includes("memory") ? memory : bytes) : name.endsWith("_percent") ? percent : figure;
 }
 
 // As `format_number` of rendering.py: whole numbers with all digits, others with three; the marks of an axis have more.
@@ -94,6 +94,13 @@ function bytes(value, digits) {
   const power = Math.min(4, Math.max(0, Math.floor(Math.log10(Math.max(1, Math.abs(value))) / 3)));
   const amount = value / 1000 ** power;
   return `${digits || !power ? figure(amount, digits) : amount.toFixed(1)} ${["B", "kB", "MB", "GB", "TB"][power]}`;
+}
+
+// As `format_memory`.
+function memory(value, digits) {
+  if (typeof value !== "number") return value ?? "–";
+  const [amount, unit] = Math.abs(value) >= 2 ** 30 ? [value / 2 ** 30, "GiB"] : [value / 2 ** 20, "MiB"];
+  return `${digits ? figure(amount, digits) : amount.toLocaleString("en", { maximumFractionDigits: 1 })} ${unit}`;
 }
 
 // Dollars: cents, and below one dollar the digits that count, as short jobs cost fractions of a cent.

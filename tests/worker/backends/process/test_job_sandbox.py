@@ -13,7 +13,7 @@ from support.backend_harness import BackendHarness
 from support.declared_environment import PROGRAM
 from support.deployment import wait_until
 
-from core.formatting import MIB
+from core.formatting import MIB, format_memory
 from core.settings.worker import ProcessSettings
 from worker.backends.base import LaunchError
 from worker.backends.process.job_sandbox import EXIT_REFUSED, JobSandbox, unshowable_path
@@ -254,7 +254,7 @@ def test_a_job_whose_processes_use_too_much_together_tells_how_much(measured):
     (spec.workspace / "own.py").write_text(USED_TOGETHER)
     ended = measured.wait(measured.launch(spec))
     assert (ended.reason, ended.memory_bytes > 150 * MIB) == ("out_of_memory", True)
-    assert f"{ended.memory_bytes // MIB} MiB used" in ended.detail
+    assert f"{format_memory(ended.memory_bytes)} used" in ended.detail
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives jobs users of their own")
