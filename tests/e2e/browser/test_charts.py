@@ -343,6 +343,7 @@ def test_a_chart_is_saved_as_a_table_and_as_an_image(service, browser, trained):
     assert browser.evaluate("window.saved['error.png'].size") > 1000
 
 
+@pytest.mark.parametrize("browser", [(1440, 900)], indirect=True, ids=["wide"])  # a telephone does not offer it
 def test_the_table_of_runs_is_saved_with_its_numbers_and_without_formulas(service, browser):
     ids = [service.submit("true", name="=1+1", params=params) for params in ({"bias": -0.5}, {"bias": -2}, {})]
     browser.open(f"{service.cli_json['url']}/ui/jobs?ids={','.join(ids)}&cols=params.bias&charts=1")
