@@ -94,11 +94,11 @@ def test_a_job_is_seen_from_its_first_line_to_its_end(service, browser):
     assert browser.messages == [] or all("username fields" in message for message in browser.messages)
 
 
-def open_menu(browser, name):
-    """Open a menu of a job, which is in a sheet on a phone."""
+def click_action(browser, name):
+    """Click an action of a job, which is in a sheet on a phone."""
     if browser.evaluate(f"!document.querySelector('{name}').checkVisibility()"):
         browser.click("[popovertarget=page-actions]")
-    browser.click(f"{name} summary")
+    browser.click(name)
 
 
 def test_the_list_changes_by_itself_and_buttons_work(service, browser):
@@ -110,11 +110,11 @@ def test_the_list_changes_by_itself_and_buttons_work(service, browser):
     browser.wait_for(f"{badge} === 'Running'")
     browser.click(f"#{job_id}")
     browser.wait_for("document.getElementById('stop')")
-    open_menu(browser, "#stop-menu")
+    click_action(browser, "#stop-menu summary")
     browser.leave("#stop")
     browser.wait_for("document.querySelector('.state .badge')?.innerText === 'Cancelled'")
     browser.wait_for("document.querySelector('.badge.cancelled') && !document.getElementById('stop')")
-    open_menu(browser, "#delete")
+    click_action(browser, "#delete summary")
     browser.leave("#delete-now")
     browser.wait_for(f"location.pathname === '/ui/jobs' && !document.getElementById({json.dumps(job_id)})")
 
@@ -306,7 +306,8 @@ def test_a_page_tells_of_the_end_of_its_job_while_it_is_hidden(service, browser)
     browser.open(f"{service.cli_json['url']}/ui/jobs/{job_id}")
     granted = "static requestPermission = async () => 'granted'; constructor(title) { window.told = title; }"
     browser.evaluate(f"window.Notification = class {{ {granted} }}, null")
-    browser.click("#tell")
+    browser.wait_for("!document.getElementById('tell').hidden")
+    click_action(browser, "#tell")
     browser.evaluate("Object.defineProperty(document, 'hidden', { value: true }), null")
     go(service, job_id, "end")
     browser.wait_for("window.told === 'Succeeded: told · Gradient Jobs'")
