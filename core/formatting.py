@@ -82,9 +82,10 @@ def format_cost(dollars: float, gpu_hours: float = 0.0, machine_type: str = "") 
     return f"{hours} {unit} ({machine_type})" if machine_type else f"{hours} {unit}"
 
 
-def format_amounts(dollars: float, gpu_hours: Mapping[str, float]) -> list[str]:
-    """Format the cost of several jobs: dollars, and by type what machines without a price took of GPUs."""
-    amounts = [format_cost(0.0, hours, machine_type) for machine_type, hours in sorted(gpu_hours.items())]
+def format_amounts(dollars: float, simulated: float, gpu_hours: Mapping[str, float]) -> list[str]:
+    """Format the cost of several jobs: dollars, what simulated machines would cost, and GPU hours of free machines."""
+    amounts = [f"{format_dollars(simulated)} simulated"] if simulated else []
+    amounts += [format_cost(0.0, hours, machine_type) for machine_type, hours in sorted(gpu_hours.items()) if hours]
     return [format_dollars(dollars), *amounts] if dollars or not amounts else amounts
 
 

@@ -14,7 +14,6 @@ from markupsafe import Markup, escape
 from core.db.models.metrics import to_json
 from core.formatting import (
     MIB,
-    format_amounts,
     format_bytes,
     format_cost,
     format_dollars,
@@ -24,6 +23,7 @@ from core.formatting import (
     format_price,
     iso_time,
 )
+from core.jobs.costs.report import format_spent
 from core.jobs.reasons import CANNOT_START
 from core.search.query_text import quote as quote_term
 from service.dashboard.assets import ICONS, MODULES, asset_url
@@ -169,6 +169,10 @@ def project_url(name: str) -> str:
     return f"/ui/projects/{quote(name, safe='')}"
 
 
+def costs_url(path: str = "/ui/costs", **query: str | int | None) -> str:
+    return _with_query(path, query)
+
+
 def artifact_url(job_id: str, path: str, *, inline: bool = False, attempt: int | None = None) -> str:
     address = f"/jobs/{quote(job_id, safe='')}/artifacts/file/{quote(path, safe='/')}"
     return _with_query(address, {"inline": "1" if inline else None, "attempt": attempt})
@@ -191,6 +195,7 @@ def _with_query(path: str, query: Mapping[str, str | int | None]) -> str:
 
 _FUNCTIONS = (
     artifact_url,
+    costs_url,
     icon,
     job_url,
     jobs_url,
@@ -214,7 +219,6 @@ def _create_environment() -> Environment:
     )
     filters = [
         exact,
-        format_amounts,
         format_bytes,
         format_cost,
         format_dollars,
@@ -226,6 +230,7 @@ def _create_environment() -> Environment:
         format_percent,
         format_price,
         format_sentence,
+        format_spent,
         format_time,
         job_word,
         state_word,

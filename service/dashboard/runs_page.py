@@ -21,6 +21,7 @@ from core.comparison.measurement import named_goal
 from core.db.models.sweeps import Sweep
 from core.errors import JobNotFound, SpecInvalid
 from core.jobs import queries
+from core.jobs.costs.report import CostRow, format_spent, report
 from core.jobs.queries import JobFilter, JobPage
 from core.jobs.spec.arrays import array_name
 from core.jobs.tracking import metrics
@@ -31,12 +32,13 @@ from core.search.query_text import Term, parse_terms
 from service.app_state import AppState
 from service.auth.authentication import ListSlot, PageCaller, Principal, SearchSlot, require_key_or_session
 from service.auth.ownership import changeable
-from service.dashboard.forms.project_page import project_facts
+from service.dashboard.forms.project_page import find_project, project_facts
 from service.dashboard.job.header import LIVE
 from service.dashboard.lists.job_list import (
     MOST_COUNTED,
     OPTION_PREFIX,
     PAGE_JOBS,
+    Column,
     JobListQuery,
     ListState,
     column_choices,
@@ -74,6 +76,7 @@ _CHARACTERS = 80  # of a value
 PRIVATE = {"Cache-Control": "private, no-store"}
 _SHOWN_ANYWAY = frozenset({"name", "machineType", "project"})  # options that the table shows otherwise
 _PARAMETERS = frozenset({"command", "arrayValue"})  # options that parameters are read from
+_WHOLE = {"project": "project", "sweep": "array", "array": "array", "comparison": "set"}  # what spends, by its field
 _NO_RESULT = re.compile(r"(?:.*[/_])?(?:lr|learning_rate|epoch|step|steps)\Z", re.IGNORECASE)
 _DIGEST = re.compile(r"[0-9a-f]{40,}")
 
@@ -104,7 +107,7 @@ def show_jobs(
     except SpecInvalid as error:
         problem = error.message
     kept_views = saved_views.of_user(session, caller.id)
-    cols = state.cols or (() if state.charts else saved_views.columns(kept_views))
+    saved = () if state.charts else saved_views.columns(kept_views)
     return render_page(
         "runs.html",
         400 if problem else 200,
@@ -115,8 +118,8 @@ def show_jobs(
         rows=len(page.jobs),
         asked=shown,
         **_about(session, app_state, caller, terms, views, sweep),
-        **_counts(session, wanted, sweep if len(terms) == 1 else None, problem),
-        **(table := _table(session, replace(state, cols=cols), views, sweep)),
+        **_counts(session, wanted, _whole(session, terms), problem),
+        **(table := _table(session, state, saved, views, sweep)),
         curves=_curves_url(request, state, views, table["best_members"]),
         **suggest(session, app_state, caller, state, [] if problem or page.jobs else terms),
         states=state_links(state, terms),
@@ -226,22 +229,34 @@ def _members(wanted: JobFilter, array_id: str) -> JobFilter:
     return replace(wanted, folded=False, comparisons_folded=False, conditions=conditions)
 
 
-def _counts(session: Session, wanted: JobFilter, sweep: SweepDetails | None, problem: str | None) -> dict[str, Any]:
-    """Return the number of jobs by state, and what they have cost; of a whole sweep, also its deleted jobs."""
+def _counts(session: Session, wanted: JobFilter, whole: tuple[str, str] | None, problem: str | None) -> dict[str, Any]:
+    """Return the number of jobs by state, and what they have cost; of a whole set, also its deleted jobs."""
     counts: Counter[str] = Counter()
-    spent = [0.0, 0.0]
+    spent = list[CostRow]()
     of_jobs = replace(wanted, folded=False, comparisons_folded=False)
     for some in [] if problem else count_members(session, queries.newest(session, of_jobs, most=MOST_COUNTED)):
         state = public_state(some.state, some.exit_code)
         counts[state_word(state)] += some.members
-        spent = [spent[0] + (some.dollars or 0.0), spent[1] + (some.gpu_hours or 0.0)]
+        real, simulated = (some.dollars or 0.0 if some.simulated is kind else 0.0 for kind in (False, True))
+        spent.append(CostRow("", real, simulated, some.gpu_hours or 0.0))
+    if whole is not None:
+        spent = report(session, "machine", None, *whole)
     total = queries.count(session, wanted, most=MOST_COUNTED) if wanted.folded else counts.total()
     shown = {"count": f"{total:,}{'+' * (total == MOST_COUNTED)}", "matching": total % MOST_COUNTED}
-    return {**shown, "counts": counts, "spent": [sweep.dollars, sweep.gpu_hours] if sweep else spent}
+    return {**shown, "counts": counts, "spent": format_spent(spent), "is_whole": whole is not None}
 
 
-def _table(session: Session, state: ListState, views: Sequence[JobView], sweep: SweepDetails | None) -> dict[str, Any]:
-    """Return the columns and their values, the best of them marked."""
+def _whole(session: Session, terms: Sequence[Term]) -> tuple[str, str] | None:
+    """Return the kind and the id of a project, or of a sweep or the like, if a query names nothing else."""
+    given = {kind: _value_of(terms, field) for field, kind in _WHOLE.items()} if len(terms) == 1 else {}
+    ids = {"project": find_project(session, name)} if (name := given.pop("project", None)) else given
+    return next(((kind, subject) for kind, subject in ids.items() if subject), None)
+
+
+def _table(
+    session: Session, state: ListState, saved: Sequence[str], views: Sequence[JobView], sweep: SweepDetails | None
+) -> dict[str, Any]:
+    """Return the columns and their values, the best of them marked; those without a value only if just chosen."""
     last = metrics.last_values(session, [view.id for view in views])
     extremes = last_extremes(session, {view.id for view in views if view.array_members is not None})
     chosen = _chosen_goals(session, extremes)
@@ -249,13 +264,15 @@ def _table(session: Session, state: ListState, views: Sequence[JobView], sweep: 
         goal_of = {name: chosen.get((array_id, name)) or _goal(name, chosen) for name in ends}
         last[array_id] = {name: both[goal_of[name] == "max"] for name, both in ends.items() if goal_of[name]}
     with_metric = Counter(name for values in last.values() for name in values)
-    metric = (sweep.metric if sweep else None) or main_metric(with_metric)
+    metric = (sweep.metric if sweep else None) or _shared_metric(with_metric, sum(map(bool, last.values())))
     varied = [name for name in with_metric if name == metric or len(views) == 1 or _tells_apart(name, last, views)]
     names = sorted(
         varied, key=lambda name: (name != metric, _NO_RESULT.match(name) is not None, -with_metric[name], name)
     )
     options = {view.id: comparable_options(view) for view in views if view.array_members is None}
-    columns = shown_columns(state.cols or _default_columns(state, views, options, sweep, names))
+    texts = {run: {name: _text(value) for name, value in given.items()} for run, given in options.items()}
+    listed = shown_columns(state.cols or saved or _default_columns(state, views, options, sweep, names))
+    columns = listed if state.cols else _filled(listed, views, with_metric, texts)
     measured = [column.name for column in columns if column.metric]
     goals: dict[str, str] = {name: "" if _NO_RESULT.match(name) else _goal(name, chosen) for name in measured}
     best = {name: _best(name, goal, last) for name, goal in goals.items()}
@@ -269,8 +286,9 @@ def _table(session: Session, state: ListState, views: Sequence[JobView], sweep: 
         "best": best,
         "best_run": next((view for view in views if view.id in best.get(str(metric), ())), None),
         "best_members": members_with(session, metric, of_arrays) if metric and of_arrays else {},
-        "options": {run: {name: _text(value) for name, value in given.items()} for run, given in options.items()},
-        **column_choices(views, last, columns),
+        "options": texts,
+        **column_choices(views, last, listed),
+        "columns": columns,
         "sort_links": {
             column.name: sort_link(state, column, lowest=goals.get(column.name) == "min") for column in columns
         },
@@ -283,6 +301,30 @@ def _tells_apart(metric: str, last: Mapping[str, Mapping[str, float]], views: Se
     names = measured[0].params if measured else ()
     repeated = any(all(view.params.get(name) == last[view.id][metric] for view in measured) for name in names)
     return len({row.get(metric) for row in last.values()} - {None}) > 1 and not repeated
+
+
+def _filled(
+    columns: Sequence[Column],
+    views: Sequence[JobView],
+    measured: Mapping[str, int],
+    options: Mapping[str, dict[str, str]],
+) -> list[Column]:
+    """Return the columns without those of metrics, parameters and options that no row has a value for."""
+    params = {name for view in views if view.id in options for name in view.params}
+    given = {name for texts in options.values() for name, text in texts.items() if text != NO_VALUE}
+    return [
+        column
+        for column in columns
+        if column.title
+        in (measured if column.metric else params if column.param else given if column.option else [column.title])
+    ]
+
+
+def _shared_metric(with_metric: Mapping[str, int], runs: int) -> str | None:
+    """Return the main one of the metrics that most runs with metrics have; if there is none, of the commonest."""
+    results = {name: count for name, count in with_metric.items() if not _NO_RESULT.match(name)} or with_metric
+    least = min(runs / 2, max(results.values(), default=0))
+    return main_metric(name for name, count in results.items() if count >= least)
 
 
 def _default_columns(

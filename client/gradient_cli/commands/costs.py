@@ -26,6 +26,12 @@ def show(args: argparse.Namespace) -> int:
         return OK
     costs = api.costs(args.by, args.days)
     rows = [
-        [row["name"], format_money(row["cost"]), f"{row['gpuHours']:,.2f}", f"{row['jobs']:,}"] for row in costs["rows"]
+        [
+            row["name"],
+            *map(format_money, (row["cost"], row["simulatedCost"])),
+            f"{row['gpuHours']:,.2f}",
+            f"{row['jobs']:,}",
+        ]
+        for row in costs["rows"]
     ]
-    return print_list(args, costs, (args.by.upper(), "COST", "GPU HOURS", "JOBS"), rows)
+    return print_list(args, costs, (args.by.upper(), "COST", "SIMULATED", "GPU HOURS", "JOBS"), rows)

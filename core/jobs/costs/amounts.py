@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -20,7 +20,6 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
-    union,
 )
 from sqlalchemy.orm import Session
 
@@ -34,9 +33,17 @@ Unit = Literal["usd", "gpu_hours"]
 SETTLED_SECONDS = 60  # after this time no transaction that ends a job is still open: statements end after 15 s
 START = datetime.fromisoformat("1970-01-01T00:00+00:00")
 _KEPT_SUMS = 256
+_KEPT_EXPRESSIONS = 32  # to build one takes as long as to run a query with it
 _Time = ColumnElement[datetime] | None
 _NOW = Prepared(select(now()))
-SUBJECTS = {"project": Job.project_id, "user": Job.user_id, "key": Job.submitted_by, "set": Job.cost_set, "job": Job.id}
+SUBJECTS = {
+    "project": Job.project_id,
+    "user": Job.user_id,
+    "key": Job.submitted_by,
+    "set": Job.cost_set,
+    "job": Job.id,
+    "array": Job.array_id,
+}
 
 
 def seconds_between(dialect: str, start: SQLColumnExpression[Any], until: ColumnElement[Any]) -> ColumnElement[float]:
@@ -45,23 +52,26 @@ def seconds_between(dialect: str, start: SQLColumnExpression[Any], until: Column
     return (func.julianday(until) - func.julianday(start)) * 86400.0
 
 
+@lru_cache(_KEPT_EXPRESSIONS)
 def duration(dialect: str, job: type[Job] = Job) -> ColumnElement[float]:
     """Return the running time of a job's last attempt, seconds; NULL before its start."""
     return seconds_between(dialect, job.started_at, func.coalesce(job.ended_at, job.finished_at, now()))
 
 
-def _since(dialect: str, start: SQLColumnExpression[Any], until: Any, since: _Time) -> ColumnElement[float]:  # noqa: ANN401 - of SQL
-    """Return the seconds of a time that lie after `since`; 0 if there are none."""
+def _within(dialect: str, start: SQLColumnExpression[Any], until: Any, since: _Time, at: _Time) -> ColumnElement[float]:  # noqa: ANN401 - of SQL
+    """Return the seconds of a time that lie after `since` and before `at`; 0 if there are none."""
     if since is not None:
         start = case((start < since, since), else_=start)
+    if at is not None:
+        until = case((until > at, at), else_=until)
     return case((until > start, seconds_between(dialect, start, until)), else_=0.0)
 
 
 def ran_seconds(dialect: str, job: type[Job] = Job, since: _Time = None, at: _Time = None) -> ColumnElement[float]:
-    """Return the running time of all attempts of a job, seconds. `at`: the present, by default the statement's."""
+    """Return the running time of all attempts of a job, seconds. `at`: what follows is left out; by default nothing."""
     current = case((Attempt.attempt == job.attempt, func.coalesce(job.finished_at, now() if at is None else at)))
-    seconds = _since(dialect, Attempt.started_at, func.coalesce(Attempt.ended_at, current), since)
-    of_attempts = select(func.sum(seconds)).where(Attempt.job_id == job.id).correlate(job)
+    seconds = _within(dialect, Attempt.started_at, func.coalesce(Attempt.ended_at, current), since, at)
+    of_attempts = select(func.sum(seconds)).where(Attempt.job_id == job.id).correlate_except(Attempt)
     return func.coalesce(of_attempts.scalar_subquery(), 0.0)
 
 
@@ -71,17 +81,19 @@ def _billed(
     """Return what a machine in a cloud has cost, US dollars."""
     until = func.coalesce(CloudResource.billed_until, CloudResource.gone_at, now() if at is None else at)
     price = func.coalesce(CloudResource.price_per_hour, job_price)
-    return func.coalesce(_since(dialect, CloudResource.billed_at, until, since), 0.0) * price / 3600.0
+    return func.coalesce(_within(dialect, CloudResource.billed_at, until, since, at), 0.0) * price / 3600.0
 
 
+@lru_cache(_KEPT_EXPRESSIONS)
 def cost(dialect: str, job: type[Job] = Job, since: _Time = None, at: _Time = None) -> ColumnElement[float]:
     """Return what a job has cost, US dollars: its cloud resources, without any its running time."""
     billed = _billed(dialect, job.price_per_hour, since, at)
-    of_resources = select(func.sum(billed)).where(CloudResource.job_id == job.id).correlate(job)
+    of_resources = select(func.sum(billed)).where(CloudResource.job_id == job.id).correlate_except(CloudResource)
     ran = ran_seconds(dialect, job, since, at) * job.price_per_hour / 3600.0
     return func.coalesce(of_resources.scalar_subquery(), ran)
 
 
+@lru_cache(_KEPT_EXPRESSIONS)
 def gpu_hours(dialect: str, job: type[Job] = Job, since: _Time = None, at: _Time = None) -> ColumnElement[float]:
     return ran_seconds(dialect, job, since, at) * job.gpu_count / 3600.0
 
@@ -136,8 +148,6 @@ def condition(kind: str, subject: Any) -> ColumnElement[bool]:  # noqa: ANN401 -
     """Build the condition that a job is one of a subject's."""
     if kind == "all":
         return func.coalesce(subject, "") == ""
-    if kind == "free":
-        return and_(Job.price_per_hour == 0, Job.machine_type == subject)
     column: Any = SUBJECTS[kind]
     matches: ColumnElement[bool] = column == subject
     return matches
@@ -183,13 +193,3 @@ _sums: WeakKeyDictionary[Engine, _Sums] = WeakKeyDictionary()
 def spent(session: Session, unit: Unit, kind: str, subject: str, since: datetime) -> float:
     """Return what the jobs of a subject have cost since a time, also those that were deleted."""
     return _sums.setdefault(session.get_bind().engine, _Sums()).spent(session, unit, kind, subject, since)
-
-
-def spent_by_all(session: Session, since: datetime) -> tuple[float, dict[str, float]]:
-    """Return the US dollars of all jobs since a time, and their GPU hours on machine types without a price, by type."""
-    free = and_(Job.price_per_hour == 0, Job.gpu_count > 0)
-    types = session.scalars(
-        union(*(select(Job.machine_type).where(free, ran) for ran in (Job.finished_at >= since, IS_ATTEMPTED)))
-    )
-    hours = {name: spent(session, "gpu_hours", "free", name, since) for name in types}
-    return spent(session, "usd", "all", "", since), {name: amount for name, amount in hours.items() if amount}

@@ -20,11 +20,12 @@ _OF = func.coalesce(Job.array_id, case((_IN_COMPARISON, Job.cost_set)))
 
 
 class MembersInState(NamedTuple):
-    """Members of an array that are in the same state, and have an exit code or have none."""
+    """Members of an array that are in the same state, have an exit code or none, and are simulated or not."""
 
     array_id: str | None
     state: JobState
     exit_code: int | None  # one of them
+    simulated: bool
     members: int
     seconds: float | None  # for which they have run; None: none has started
     dollars: float | None
@@ -38,9 +39,9 @@ def count_members(session: Session, jobs: ColumnElement[bool]) -> list[MembersIn
     dialect = session.get_bind().dialect.name
     amounts = func.sum(duration(dialect)), func.sum(cost(dialect)), func.sum(gpu_hours(dialect))
     totals = *amounts, func.max(Job.finished_at), func.count(Job.stop_requested_at)
-    counted = select(_OF, Job.state, func.max(Job.exit_code), func.count(), *totals)
+    counted = select(_OF, Job.state, func.max(Job.exit_code), Job.simulated, func.count(), *totals)
     grouped = counted.where(jobs, Job.deleted_at.is_(None))
-    rows = session.execute(grouped.group_by(_OF, Job.state, Job.exit_code.is_not(None)))
+    rows = session.execute(grouped.group_by(_OF, Job.state, Job.exit_code.is_not(None), Job.simulated))
     return [MembersInState._make(row) for row in rows]
 
 

@@ -4,14 +4,12 @@ from typing import Any
 
 from fastapi import Depends
 from fastapi.responses import RedirectResponse, Response
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from core.db.database import now
-from core.db.models.jobs import Job, Project
+from core.db.models.jobs import Project
 from core.errors import ProjectNotFound
 from core.jobs import projects, queries
-from core.jobs.costs import amounts
 from core.jobs.costs.report import report
 from core.search.query_text import quote
 from core.security import credentials, members
@@ -36,44 +34,29 @@ def show_projects(session: ReadSession, app_state: AppStateDep, caller: PageCall
 
 @router.get("/ui/projects/{name:path}")
 def show_project(session: ReadSession, _caller: PageCaller, name: str) -> Response:
-    project_id = _find(session, name)
+    project_id = find_project(session, name)
     if project_id is None:
         raise ProjectNotFound(f"There is no project {name[:80]!r}. See the list of projects.")
     shown = project_id if '"' in name else quote(name)  # no query can name one with a quotation mark
     return RedirectResponse(runs_url(q=f"project:{shown}"), 307)
 
 
-def _find(session: Session, name: str) -> str | None:
+def find_project(session: Session, name: str) -> str | None:
     """Return the id of a project; the original client's addresses have its id, not its name."""
     return projects.find_id(session, name) or session.scalar(select(Project.id).where(Project.id == name))
 
 
 def project_facts(session: Session, app_state: AppState, name: str | None) -> dict[str, Any] | None:
     """Return spending, limits and secrets of a project, as its template shows them; None: there is none."""
-    project_id = _find(session, name) if name else None
+    project_id = find_project(session, name) if name else None
     if project_id is None:
         return None
     project = queries.project(session, project_id)
     return {
         "project": project_details(session, app_state, project),
-        **dict(zip(("spent", "gpu_hours"), _spent(session, project_id), strict=True)),
+        "lately": report(session, "machine", SPENDING_DAYS, "project", project_id),
         "days": SPENDING_DAYS,
         "remaining": projects.remaining_bytes(session, project, app_state.settings.disk.project_mb),
         "members": members.members_of(session, project_id),
         "secrets": [secret.name for secret in credentials.secrets_of(session, project_id)],
     }
-
-
-def _spent(session: Session, project_id: str) -> tuple[dict[bool, float], dict[str, float]]:
-    """Return the US dollars for the jobs submitted lately, by whether simulated, and GPU hours without a price."""
-    dialect = session.get_bind().dialect.name
-    kinds = Job.simulated, Job.machine_type, Job.price_per_hour == 0
-    sums = func.sum(amounts.cost(dialect)), func.sum(amounts.gpu_hours(dialect))
-    lately = Job.project_id == project_id, Job.created_at >= now(-SPENDING_DAYS * 86400)
-    dollars, hours = {False: 0.0, True: 0.0}, dict[str, float]()
-    for simulated, machine_type, free, cost, gpu_hours in session.execute(
-        select(*kinds, *sums).where(*lately).group_by(*kinds)
-    ):
-        dollars[simulated] += cost or 0.0
-        hours[machine_type] = hours.get(machine_type, 0.0) + (gpu_hours or 0.0) * free
-    return dollars, {machine_type: amount for machine_type, amount in sorted(hours.items()) if amount}

@@ -171,12 +171,12 @@ class Chip:
 def column_choices(
     jobs: Sequence[JobView], last: dict[str, dict[str, float]], columns: Sequence[Column]
 ) -> dict[str, Sequence[object]]:
-    """Return the columns, and those, metrics and parameters of the shown jobs that could be columns, too."""
+    """Return the chosen columns, and those, metrics and parameters of the shown jobs that could be columns, too."""
     given = {column.name for column in columns}
     measured = {name for values in last.values() for name in values}
     params = {f"{PARAM_PREFIX}{name}" for job in jobs for name in job.params}
     offered = {"metrics": sorted(measured - given)[:50], "params": sorted(params - given)[:50]}
-    return {"columns": columns, "choices": COLUMNS, **offered}
+    return {"chosen": columns, "choices": COLUMNS, **offered}
 
 
 def suggest(

@@ -7,21 +7,18 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
 
-from fastapi import Depends, Query
+from fastapi import Depends
 from fastapi.responses import Response
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import IS_FAILED, Job
 from core.jobs import queries
-from core.jobs.costs import amounts
 from core.jobs.costs.report import report
 from core.jobs.queries import JobFilter
 from core.jobs.reasons import CANNOT_START
 from core.jobs.states import JobState
 from core.jobs.tracking import metrics
-from core.security.visibility import hidden_projects
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, require_key_or_session
 from service.dashboard.charts import draw_sparkline
@@ -41,7 +38,6 @@ _FAILED_JOBS = 10
 _QUEUED_JOBS = 50
 """First of the queue, among which those are shown that cannot start."""
 _MOST_COUNTED = 10_000
-_Part = Annotated[str, Query(description="`live`: without the costs of the last days")]
 _POINTS = 60
 _WEEK = 7
 _MAIN_METRICS = (r"(val|test|eval)\W?_?.*acc", r"acc", r"(val|test|eval).*loss", r"loss", r"")
@@ -68,7 +64,7 @@ class RunningJob:
 
 
 @router.get("/ui")
-def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller, part: _Part = "") -> Response:
+def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
     """Show running jobs, the queue by machine type, failures since yesterday, GPUs in use and today's cost."""
     current = datetime.now(UTC)
     yesterday = current - timedelta(days=1)
@@ -98,8 +94,7 @@ def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller, p
         causes={job.id: explanation_of(app_state.logs, job).evidence for job in failed_views},
         gpus=len(gpus),
         busy_gpus=sum(bool(gpu.job_id or gpu.taken_by) for gpu in gpus),
-        spent=_spent(session, current),
-        week=[] if part == "live" else report(session, "day", _WEEK),
+        week=report(session, "day", _WEEK),
         draw_sparkline=draw_sparkline,
         any_jobs=queries.last_seq(session) > 0,
         public_url=app_state.settings.public_url,
@@ -117,14 +112,6 @@ def _count(session: Session, wanted: JobFilter, listed: int, limit: int) -> str:
     """Return the number of jobs of which up to `limit` are listed."""
     count = listed if listed < limit else queries.count(session, wanted, most=_MOST_COUNTED)
     return f"{count:,}{'+' if count == _MOST_COUNTED else ''}"
-
-
-def _spent(session: Session, current: datetime) -> tuple[float, dict[str, float]]:
-    """Return the US dollars of today, and the GPU hours on machine types without a price, of the jobs that are seen."""
-    if not hidden_projects(session):
-        return amounts.spent_by_all(session, current.replace(hour=0, minute=0, second=0, microsecond=0))
-    rows = report(session, "machine", 1)
-    return sum(row.cost for row in rows), {row.name: row.gpu_hours for row in rows if row.gpu_hours and not row.cost}
 
 
 def _running(session: Session, app_state: AppState, jobs: Sequence[Job]) -> list[RunningJob]:

@@ -174,3 +174,29 @@ def test_an_empty_workspace_and_a_wrong_query_say_so(signed_in_browser):
     assert "No jobs here" in signed_in_browser.get("/ui/jobs?q=name:none&charts=1").text
     wrong = signed_in_browser.get("/ui/jobs", params={"charts": "1", "q": "stat:failed"})
     assert (wrong.status_code, "not a field" in wrong.text) == (400, True)
+
+
+def test_the_metric_beside_the_list_is_one_that_most_of_its_jobs_have(signed_in_browser, client, worker, database):
+    """An accuracy says more than a loss, but not of jobs that have none."""
+    worker.register()
+    for named in ("accuracy", "val_loss", "val_loss", "val_loss"):
+        client.post("/jobs", json=make_job_body(name=named))
+        job = worker.start()
+        row = {"job_id": job.id, "attempt": 1, "source": "job", "at": job.created_at, "offset": 0, "step": 0}
+        with database.write() as session:
+            metrics.add(session, [row | {"values": {named: job.seq, "lr": 0.1}}])
+        worker.end(job, exit_code=0)
+    shown = columns(signed_in_browser.get("/ui/jobs").text)
+    assert "val_loss" in shown
+    assert "accuracy" not in shown
+    assert "accuracy" in columns(signed_in_browser.get("/ui/jobs?q=name:accuracy").text)
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_kept_column_without_a_value_is_left_out_until_a_job_has_one(signed_in_browser):
+    kept = {"cols": ["accuracy", "bleu", "params.beam", "cost"], "q": ""}
+    page = signed_in_browser.post("/ui/jobs/columns", data=kept, follow_redirects=True).text
+    assert {"accuracy", "Cost"} <= columns(page).keys()
+    assert not {"bleu", "beam"} & columns(page).keys()
+    assert re.search(r'value="bleu" checked', page), "it stays chosen"
+    assert "bleu" in columns(signed_in_browser.get("/ui/jobs?cols=bleu").text), "as asked for by the address"

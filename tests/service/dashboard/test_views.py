@@ -22,10 +22,10 @@ def titles(page):
 
 @pytest.mark.usefixtures("made")
 def test_columns_are_remembered_for_the_user(signed_in_browser):
-    form = {"q": "tag:sweep", "sort": "name", "cols": ["cost", "params.lr", "val/loss acc"]}
+    form = {"q": "tag:sweep", "sort": "name", "cols": ["cost", "params.lr", "duration attempt"]}
     answer = signed_in_browser.post("/ui/jobs/columns", data=form, follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (303, "/ui/jobs?q=tag%3Asweep&sort=name")
-    assert titles(signed_in_browser.get("/ui/jobs").text) == ["Job", "State", "Cost", "lr", "val/loss", "acc"]
+    assert titles(signed_in_browser.get("/ui/jobs").text) == ["Job", "State", "Cost", "lr", "Duration", "Attempt"]
     assert titles(signed_in_browser.get("/ui/jobs?cols=machine").text) == ["Job", "State", "Machine"]
 
 

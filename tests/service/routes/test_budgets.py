@@ -120,10 +120,12 @@ def test_keys_have_budgets_and_ceilings_need_a_price(client, settings, api_key):
 
 
 @pytest.mark.parametrize("by", ["project", "user", "key", "machine", "day"])
-def test_costs_count_deleted_jobs_and_agree_in_every_form(client, worker, by):
+def test_costs_count_deleted_jobs_and_agree_in_every_form(client, worker, database, by):
     worker.register()
     names = {"project": "vision", "user": "keys without a user", "key": "tests", "machine": "V100"}
     job_id = submit(client).json()["id"]
+    with database.write() as session:
+        session.execute(update(Job).values(simulated=False))
     running = worker.start()
     assert [row["cost"] for row in client.get("/costs", params={"by": "day", "days": 3}).json()["rows"]][:2] == [0, 0]
     worker.end(running)
@@ -135,14 +137,14 @@ def test_costs_count_deleted_jobs_and_agree_in_every_form(client, worker, by):
     assert [row["jobs"] for row in rows[:-1]] == [0] * (len(rows) - 1)
     assert (rows[-1]["jobs"], rows[-1]["name"]) == (1, names.get(by, rows[-1]["name"]))
     lines = client.get("/costs/csv", params={"by": by, "days": 3}).text.splitlines()
-    assert lines[0] == f"{by},usd,gpu_hours,jobs"
+    assert lines[0] == f"{by},usd,simulated_usd,gpu_hours,jobs"
     assert [line.split(",")[0] for line in lines[1:]] == [row["name"] for row in rows]
     page = client.get("/ui/costs", params={"by": by, "days": 3}).text
     assert all(row["name"] in page for row in rows)
     assert ('<a href="/ui/projects/vision">vision</a>' in page) == (by == "project")
     week = re.search(r'data-label="Spent in 7 days"[^>]*><a[^>]*>([^<]*)', client.get("/ui/projects").text)[1]
     assert html.unescape(week) == format_cost(rows[-1]["cost"])
-    today = client.get(re.search(r'href="([^"]*)">Cost today', client.get("/ui").text)[1]).text
+    today = client.get(re.search(r'Cost today</dt><dd><a href="([^"]*)"', client.get("/ui").text)[1]).text
     assert "<h1>Costs today</h1>" in today
     assert week in today
 
