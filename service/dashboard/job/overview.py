@@ -46,6 +46,7 @@ _LAST_LINES = 14
 _LINE_BYTES = 2000
 _POINTS = 120
 _TILES = 12
+_NEWEST = 4  # files that are listed
 _TAG = re.compile(r'\s*"((?:[^"]|"")+)"\s*(?:,|$)|([^,]+)')
 _LOG_QUERY = frozenset({"line", "find"})
 _CHART_QUERY = frozenset({"log", "smooth", "from", "to", "axis"})
@@ -102,7 +103,8 @@ def _overview(
         stop=next((event for event in events if event.kind == STOP_REQUESTED), None),
         phase_spans=phase_spans(events, datetime.now(UTC), header.attempt),
         attempts=attempt_rows(session, app_state, header, events) if len(header.attempts) > 1 else [],
-        outputs=artifacts_page(session, app_state, header.row, limit=1, attempt=header.attempt),
+        outputs=(outputs := artifacts_page(session, app_state, header.row, attempt=header.attempt)),
+        newest=[] if outputs.next else sorted(outputs.files, key=lambda file: file.modified)[: -_NEWEST - 1 : -1],
         last_lines=None if "logs" in gone else _last_lines(app_state, header),
         tiles=_tiles(session, app_state, header),
         can_predict=can_predict(session, header.row),

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, Literal, NamedTuple
 
 from fastapi import Depends, Query, Request
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
@@ -23,7 +23,7 @@ from service.auth.authentication import PageCaller, SearchSlot, require_key_or_s
 from service.dashboard.job.header import LIVE, JobHeader, read_header, render_job_page
 from service.dashboard.job.log_page import FOUND_LINES, LINES_WITHOUT_SCRIPT
 from service.dashboard.outputs.previews import TEXT_BYTES, FileLinks, Preview, TableOrder, image_type, read_preview
-from service.dashboard.rendering import PAGE_HEADERS
+from service.dashboard.rendering import PAGE_HEADERS, job_url
 from service.deps import AppStateDep, ReadSession
 from service.http.routing import Router
 from service.presenters.outputs.artifacts import artifact_view, artifacts_page, read_text_page, zip_response
@@ -199,6 +199,8 @@ def show_folder(
     listed = _list_folder(session, app_state, header, prefix, shown, outputs)
     if prefix and not listed.entries and not shown.after and not shown.find:
         raise not_found(prefix)
+    if shown == FolderQuery() and len(listed.entries) == 1 and listed.entries[0].file is None:
+        return RedirectResponse(job_url(job_id, "/artifacts", folder=listed.entries[0].path, attempt=attempt), 307)
     images = [entry for entry in listed.entries if entry.file is not None and image_type(entry.path)]
     return render_job_page(
         "artifacts/folder.html",

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import re
 import zipfile
 from html import unescape
@@ -48,6 +49,24 @@ def ended_job_id(job_id, worker, stores, folder):
     stores.artifacts.close(job_id, 1, folder)
     worker.end(job, exit_code=0)
     return job_id
+
+
+def test_a_lone_folder_is_opened_and_the_newest_files_are_offered_first(
+    signed_in_browser, job_id, worker, stores, tmp_path
+):
+    checkpoints = tmp_path / "left" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    for number in range(6):
+        (checkpoints / f"{number}.pt").write_bytes(b"x")
+        os.utime(checkpoints / f"{number}.pt", (1_700_000_000 + number,) * 2)
+    job = worker.start()
+    stores.artifacts.close(job_id, 1, tmp_path / "left")
+    worker.end(job, exit_code=0)
+    page = signed_in_browser.get(f"/ui/jobs/{job_id}").text
+    assert re.findall(r'artifacts/file/checkpoints/(\d).pt" aria-label="Download', page) == ["5", "4", "3", "2"]
+    opened = signed_in_browser.get(f"/ui/jobs/{job_id}/artifacts", follow_redirects=True)
+    assert opened.url.params["folder"] == "checkpoints/"
+    assert "0.pt" in opened.text
 
 
 def look(signed_in_browser, job_id, path):
