@@ -23,6 +23,7 @@ _THEN = ("outputs", "timeLimit", "maxCost", "maxAttempts", "ports")  # the first
 
 _DRAWN_APART = frozenset({"machineType", "command", "workspace", "workspaceSha256", "projectId"}) | CODE_OPTIONS
 _LABELS = {"envVars": "Environment variables", "container": "Image", "cpus": "CPUs", "memoryMb": "Memory (MiB)"}
+_LABELS |= {"sharedMemMb": "Shared memory (MiB)", "workingDir": "Working folder"}
 _LABELS |= {"params": "Parameters", "space": "Values to try", "stop": "Stop trials early", "parallel": "Trials at once"}
 _LABELS |= {"onMiss": "For missed times", "onOverlap": "If one is still running", "serial": "One job at a time"}
 _LABELS |= {"repeats": "Jobs on each machine type", "stopAfter": "Not before this many values"}
@@ -84,7 +85,7 @@ def _create_fields() -> dict[str, JobField]:
         label_words = re.sub(r"(?<!^)(?=[A-Z])", " ", name)
         label = _LABELS.get(name, label_words[0].upper() + label_words[1:].lower())
         text, hint = "" if kind == "variables" else text, _HINTS.get(name, _HINTS.get(kind))
-        if type(option.default) is int and "default" not in text:
+        if type(option.default) in ({int, str} if kind == "text" else {int}) and "default" not in text:
             text += f"; default: {option.default}"
         shown = f"{text[:1].upper()}{text[1:]}{'; ' if text and hint else ''}{hint or ''}."
         first = option.default if isinstance(option.default, str) else "none"

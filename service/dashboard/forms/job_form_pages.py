@@ -15,7 +15,7 @@ from core.db.models.jobs import Job
 from core.errors import GradientError, IdempotencyMismatch, NotFound, SpecInvalid, StoreUnavailable
 from core.formatting import format_bytes
 from core.jobs import projects, queries
-from core.jobs.spec.arrays import standalone_command
+from core.jobs.spec.arrays import array_name, standalone_command
 from core.security import credentials, users
 from core.security.credentials import ALL_PROJECTS
 from core.security.encryption import Vault
@@ -203,6 +203,8 @@ def _read_original(session: Session, app_state: AppState, caller: Principal, job
     withheld = withheld_from(session, app_state, caller.id, job)
     spec = replace(withheld.remainder(job.spec), command=standalone_command(job))
     texts = job_fields.describe_spec(spec, queries.project(session, job.project_id).name)
+    if job.name:
+        texts["name"] = array_name(job.name, job.array_index)
     source = "git" if job.spec.workspace else "job" if job.spec.workspace_sha256 else "none"
     before = texts | {"source": source, "workspaceOf": job.id if source == "job" else ""}
     return FormState({}, before=before, original=job, withheld=withheld)

@@ -28,8 +28,8 @@ export function checkWhileTyping(form, onChange) {
   }
 
   function showFindings(fresh) {
-    for (const part of fresh.querySelectorAll("[data-job-form] [data-part]")) {
-      const shown = form.querySelector(`[data-part="${part.dataset.part}"]`);
+    for (const part of fresh.querySelectorAll("main [data-part]")) {
+      const shown = document.querySelector(`[data-part="${part.dataset.part}"]`);
       if (shown && update(shown, part)) onChange(shown);
     }
     for (const folded of form.querySelectorAll("details:has(.field-error, .conflict)")) folded.open = true;
