@@ -35,7 +35,7 @@ export function selectRows(form) {
       for (const button of bulk.querySelectorAll("[data-several]")) button.disabled = count < 2;
       for (const button of bulk.querySelectorAll("[data-changes]")) button.disabled = ofOthers;
       if (!whole && !all.some((box) => box.checked && "open" in box.dataset)) bulk.querySelector("[data-stops]").disabled = true;
-      bulk.querySelector("[data-deletes]").textContent = whole ? `Delete all ${every.dataset.every} that match` : `Delete the ${count} selected`;
+      for (const [mark, verb] of [["stops", "Stop"], ["deletes", "Delete"]]) bulk.querySelector(`[data-${mark}]`).textContent = whole ? `${verb} all ${every.dataset.every} that match` : `${verb} the ${count} selected`;
     }
     const head = form.querySelector("[data-all]");
     if (head) {

@@ -154,6 +154,8 @@ def test_selected_jobs_are_tagged_and_stopped(service, browser, jobs):
     assert browser.text(".did") == "Tagged: 2 jobs."
     assert {tuple(service.job(job_id)["tags"]) for job_id in ids} == {("stopped-here", "marked")}
     browser.click("[data-all]")
+    browser.click("#bulk-stop summary")
+    assert browser.text("button[value=stop]") == "Stop the 2 selected"
     browser.leave("button[value=stop]")
     assert browser.text(".did") == "Asked to stop: 2 jobs."
     for job_id in ids:
@@ -181,6 +183,7 @@ def test_a_job_that_does_not_end_is_seen_stopping_and_its_time_counts_down(servi
     wait_until(lambda: b"up" in service.raw_log(job_id), "the trap")
     search(browser, "deaf")
     browser.click("[data-all]")
+    browser.click("#bulk-stop summary")
     browser.click("button[value=stop]")
     browser.wait_for("document.querySelector('tbody .badge')?.innerText === 'Stopping'")
     browser.open(f"{service.cli_json['url']}/ui")
