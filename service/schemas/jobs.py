@@ -395,6 +395,7 @@ class ExplanationView(View):
     reason: str | None
     message: str | None
     evidence: LogEvidence | None
+    last_line: LogEvidence | None = Field(description="the last line of the log, if none shows the cause")
     place: PlaceView | None = Field(description="the innermost frame in the workspace")
     remedy: str | None = Field(description="what to do, if the message does not say it already")
     clone: CloneAdvice | None

@@ -33,7 +33,7 @@ from service.schemas.jobs import JobView
 
 router = Router(dependencies=[Depends(require_key_or_session)])
 
-_RUNNING_JOBS = 20
+_RUNNING_JOBS = 8
 _FAILED_JOBS = 10
 _QUEUED_JOBS = 50
 """First of the queue, among which those are shown that cannot start."""
@@ -91,7 +91,7 @@ def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -
         stuck=stuck,
         queued_jobs=_QUEUED_JOBS,
         failed=failed_views,
-        causes={job.id: explanation_of(app_state.logs, job).evidence for job in failed_views},
+        explanations={job.id: explanation_of(app_state.logs, job) for job in failed_views},
         gpus=len(gpus),
         busy_gpus=sum(bool(gpu.job_id or gpu.taken_by) for gpu in gpus),
         week=report(session, "day", _WEEK),

@@ -29,6 +29,7 @@ def explanation_of(logs: JobLogs, job: JobView) -> ExplanationView:
     explanation = explain(job.reason, job.message, [line.message for line in lines]) if failed else Explanation(None)
     failure = explanation.failure
     shown = lines[failure.line] if failure and failure.line is not None and failure.line < len(lines) else None
+    last = None if shown else next((line for line in reversed(lines) if line.message.strip()), None)
     return ExplanationView(
         id=job.id,
         state=job.state,
@@ -38,6 +39,7 @@ def explanation_of(logs: JobLogs, job: JobView) -> ExplanationView:
         reason=job.reason,
         message=job.message,
         evidence=LogEvidence(line=shown.line, message=failure.text[:_SHOWN]) if shown and failure else None,
+        last_line=LogEvidence(line=last.line, message=last.message[:_SHOWN]) if last else None,
         place=PlaceView.of(failure.place) if failure and failure.place else None,
         remedy=_remedy(job, failure) if failure else None,
         clone=_advise(job, explanation.option),

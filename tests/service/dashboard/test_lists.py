@@ -29,7 +29,8 @@ def test_the_first_page_shows_what_runs_waits_and_failed(signed_in_browser, subm
     submit(name="broken")
     failed = worker.start()
     with stores.logs.open_writer(failed.id, 1) as log:
-        log.append(b"ValueError: bad <shape>\n", 1_700_000_000_000)
+        log.append(b'Traceback (most recent call last):\n  File "a.py", line 7, in <module>\n', 1_700_000_000_000)
+        log.append(b"    f()\nValueError: bad <shape>\n", 1_700_000_000_000)
     worker.end(failed, "exit_nonzero", exit_code=1)
     submit(name="trains", timeLimit=600)
     running = worker.start()
@@ -39,7 +40,9 @@ def test_the_first_page_shows_what_runs_waits_and_failed(signed_in_browser, subm
         metrics.add(session, [row | {"offset": n, "step": n, "values": one} for n, one in enumerate(values)])
     submit(name="waits", machineType="GPU+")
     page = signed_in_browser.get("/ui").text
-    assert "The command ended with" in page.partition("ValueError")[0], "the service's reason comes first"
+    first, _, then = page.partition("ValueError")
+    assert "The command ended with" not in first, "the error comes first"
+    assert "line 7 of <code>a.py</code>" in then.partition("The command ended with")[0]
     assert '<span class="badge cannot-start">' in page, "no worker offers GPU+"
     assert "<title>1 running, 1 failed" in page
     assert "ValueError: bad &lt;shape&gt;" in page
@@ -78,6 +81,8 @@ def test_a_line_of_the_log_is_the_cause_only_if_it_looks_like_an_error(
         for page in ("/ui", "/ui/jobs", f"/ui/jobs/{failed.id}")
     ]
     assert [one and one[1].startswith(line or "") for one in found] == [line and True] * 3
+    last = re.search(r'why last">Last line: <code>([^<]*)', signed_in_browser.get("/ui").text)
+    assert (last and last[1]) == (None if line else printed.splitlines()[-1])
     row = signed_in_browser.get("/ui/jobs").text.partition("<tbody>")[2]
     assert line is None or row.index("why cause") < row.index('class="why" title='), (
         "a list has room for the cause alone"
