@@ -195,7 +195,7 @@ def _marks(row: Row) -> list[str]:
         *[f"{cancelled} cancelled"] * bool(cancelled),
         *[f"{lost} of {len(row.done)} without a final value"] * bool(lost),
         *[f"{beside} of {len(row.members)} ran side by side"] * bool(beside),
-        *[f"others used {load:.1f} CPUs"] * (load >= _BUSY_CPUS),
+        *[f"other programs kept {load:.1f} CPUs busy"] * (load >= _BUSY_CPUS),
     ]
 
 

@@ -295,8 +295,8 @@ def test_the_load_by_others_stands_beside_the_machine_type(client, train, databa
             attempt.sampled_seconds, attempt.mean_cpu_percent, attempt.mean_host_cpu_percent = 2.0, 100.0, host
     found = client.get(f"/comparisons/{made['id']}").json()
     assert [row["members"][0]["otherCpus"] for row in found["rows"]] == [2.1, 0.3]
-    assert [row["marks"][1:] for row in found["rows"]] == [["others used 2.1 CPUs"], []]
-    assert "others used 2.1 CPUs" in client.get(f"/ui/comparisons/{made['id']}").text
+    assert [row["marks"][1:] for row in found["rows"]] == [["other programs kept 2.1 CPUs busy"], []]
+    assert "other programs kept 2.1 CPUs busy" in client.get(f"/ui/comparisons/{made['id']}").text
 
 
 def fronts(found):
