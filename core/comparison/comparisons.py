@@ -147,7 +147,7 @@ def get(session: Session, comparison_id: str) -> Comparison:
 
 
 def by_ids(session: Session, ids: Collection[str]) -> list[Comparison]:
-    return list(session.scalars(select(Comparison).where(Comparison.id.in_(ids))))
+    return list(session.scalars(select(Comparison).where(Comparison.id.in_(ids)))) if ids else []
 
 
 def listed() -> Select[Comparison]:

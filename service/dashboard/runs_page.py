@@ -142,7 +142,7 @@ def _about(
     owned = {(view.owner_key, view.project_id) for view in [*views, sweep] if view}
     shown = _value_of(terms, "comparison") or ""
     ids = {shown, *(view.id for view in views if view.id.startswith(queries.COMPARISON))}
-    of_comparisons = compared(session, app_state, comparisons.by_ids(session, ids))
+    of_comparisons = compared(session, app_state, comparisons.by_ids(session, ids - {""}))
     return {
         "runs": views,
         "sweep": sweep,
@@ -187,7 +187,8 @@ def _value_of(terms: Sequence[Term], field: str) -> str | None:
 
 
 def _sweep(session: Session, app_state: AppState, terms: Sequence[Term]) -> SweepDetails | None:
-    row = session.scalar(select(Sweep).where(Sweep.id == _value_of(terms, "sweep")))
+    sweep_id = _value_of(terms, "sweep")
+    row = session.scalar(select(Sweep).where(Sweep.id == sweep_id)) if sweep_id else None
     return sweep_details(session, app_state, row) if row else None
 
 
@@ -360,6 +361,8 @@ def _default_columns(
 
 def _chosen_goals(session: Session, arrays: Collection[str]) -> dict[tuple[str, str], str]:
     """Return the direction in which the metric of each sweep and comparison here improves, by its id and the metric."""
+    if not arrays:
+        return {}
     plans = session.execute(select(Sweep.id, Sweep.plan).where(Sweep.id.in_(arrays)))
     of_comparisons = {(made.id, made.metric): made.goal for made in comparisons.by_ids(session, arrays) if made.metric}
     return of_comparisons | {(sweep_id, plan["metric"]): plan["goal"] for sweep_id, plan in plans}

@@ -47,6 +47,8 @@ def count_members(session: Session, jobs: ColumnElement[bool]) -> list[MembersIn
 
 def last_extremes(session: Session, arrays: Collection[str]) -> dict[str, dict[str, tuple[float, float]]]:
     """Return the lowest and the highest last value of each metric among the members of each array."""
+    if not arrays:
+        return {}
     values: dict[str, dict[str, tuple[float, float]]] = {array_id: {} for array_id in arrays}
     ends = func.min(LastMetric.value), func.max(LastMetric.value)
     measured = select(_OF, LastMetric.name, *ends).join(LastMetric, LastMetric.job_id == Job.id)

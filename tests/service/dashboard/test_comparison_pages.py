@@ -87,7 +87,7 @@ def test_the_page_says_which_machine_and_how_its_jobs_spread(signed_in_browser, 
     charts = json.loads(html.unescape(re.search(r"data-curves='([^']*)'", page)[1]))
     intervals = {series["name"]: series for series in charts[0]["series"] if series["kind"] == "interval"}
     assert intervals["CPU, all jobs"]["x"] == [3.8, 4.2]
-    for said in ("filled on the Pareto front", "A slanted stroke", "more than the way to 0.9"):
+    for said in ("filled on the Pareto front", "A slanted stroke", "count until 0.9 is reached"):
         assert said in page, "what the marks are, and why a chart by cost goes on"
     price = made["rows"][0]["pricePerHour"] / 3600
     assert intervals["CPU, all jobs"]["y"] == [pytest.approx(seconds * price) for seconds in (3.8, 4.2)]

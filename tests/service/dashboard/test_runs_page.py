@@ -7,7 +7,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.live_service import make_job_body
+from support.live_service import make_job_body, record_statements
 
 from core.jobs.tracking import metrics
 from service.dashboard import runs_page
@@ -200,3 +200,13 @@ def test_a_kept_column_without_a_value_is_left_out_until_a_job_has_one(signed_in
     assert not {"bleu", "beam"} & columns(page).keys()
     assert re.search(r'value="bleu" checked', page), "it stays chosen"
     assert "bleu" in columns(signed_in_browser.get("/ui/jobs?cols=bleu").text), "as asked for by the address"
+
+
+def test_a_list_asks_no_question_whose_answer_is_known(signed_in_browser, client, database):
+    """Of sweeps, arrays and comparisons nothing is asked where there are none."""
+    client.post("/jobs", json=make_job_body())
+    signed_in_browser.get("/ui/jobs")
+    with record_statements(database) as asked:
+        signed_in_browser.get("/ui/jobs")
+    texts = [text for text, _ in asked]
+    assert not [text for text in texts if text.startswith(("SELECT sweeps.", "SELECT comparisons."))]
