@@ -172,7 +172,7 @@ def test_a_lost_host_ends_all_and_has_nothing_left_when_it_is_back(service, runn
 
 
 def test_more_nodes_than_the_hosts_have_room_for_are_refused(service):
-    assert "room for 2" in submit(service, "true", nodes=3, code=4)
+    assert "room for only 2" in submit(service, "true", nodes=3, code=4)
     assert "no machine has room for more than 1" in submit(service, "true", "--network", "none", code=4)
 
 
