@@ -5,38 +5,40 @@
 # It takes the start lock, writes its pid, keeps the output in a file, and writes the exit code. All of this is in files,
 # so that nothing is lost if the worker dies. Builtins only: it starts in milliseconds.
 #
+# It has the job's variables. What it sets before the command begins is named gradient_…, which no variable of a job is.
+#
 # `alone`: only this job runs here, in a container of its own. A stop sends SIGTERM to this wrapper, and the wrapper
 # SIGNAL to all of the job, within GRACE seconds. A warning sends SIGUSR1 to it, and it WARNING to the main program.
 # `first`: so does the first of several nodes, whose container keeps the network of all until it is removed, unless the
 # worker has to see how it ended.
 # `session`: on a simulated machine, where the job is alone in the session that this wrapper leads.
 
-control=$1
-alone=${2:-}
-signal=${3:-TERM}
-grace=${4:-0}
-warning=${5:-15}
+gradient_control=$1
+gradient_alone=${2:-}
+gradient_signal=${3:-TERM}
+gradient_grace=${4:-0}
+gradient_warning=${5:-15}
 
 # Only bash has job control without a terminal. With -p it reads no file that the job's variables name.
-own=sh
-if command -v bash >/dev/null 2>&1; then own='bash -p'; fi
-if [ -z "${BASH_VERSION:-}" ] && [ "$own" != sh ]; then exec $own "$0" "$@"; fi
+gradient_own=sh
+if command -v bash >/dev/null 2>&1; then gradient_own='bash -p'; fi
+if [ -z "${BASH_VERSION:-}" ] && [ "$gradient_own" != sh ]; then exec $gradient_own "$0" "$@"; fi
 
 # The order in which a stop reaches the processes of a container, as in worker/backends/termination.py.
-# Set `caught` to what the digit of a mask looks like that has the signal $1.
+# Set `gradient_caught` to what the digit of a mask looks like that has the signal $1.
 look_for() {
     case $1 in
-        HUP | 1) caught='*[13579bdf]' ;;
-        INT | 2) caught='*[2367abef]' ;;
-        QUIT | 3) caught='*[4567cdef]' ;;
-        USR1 | 10) caught='*[2367abef]??' ;;
-        USR2 | 12) caught='*[89abcdef]??' ;;
-        TERM | 15) caught='*[4567cdef]???' ;;
-        *) caught='*' ;;
+        HUP | 1) gradient_caught='*[13579bdf]' ;;
+        INT | 2) gradient_caught='*[2367abef]' ;;
+        QUIT | 3) gradient_caught='*[4567cdef]' ;;
+        USR1 | 10) gradient_caught='*[2367abef]??' ;;
+        USR2 | 12) gradient_caught='*[89abcdef]??' ;;
+        TERM | 15) gradient_caught='*[4567cdef]???' ;;
+        *) gradient_caught='*' ;;
     esac
     # Bash catches SIGINT while it waits for a program; a trap of its own is known by that for SIGTERM.
-    trapped=$caught
-    if [ "$caught" = '*[2367abef]' ]; then trapped='*[4567cdef]???'; fi
+    gradient_trapped=$gradient_caught
+    if [ "$gradient_caught" = '*[2367abef]' ]; then gradient_trapped='*[4567cdef]???'; fi
 }
 
 # Set the state of a process in variables that end with its pid; fail if it has ended.
@@ -47,21 +49,21 @@ read_process() {
             Name:) name=$value ;;
             State:) case $value in Z | X) return 1 ;; esac ;;
             PPid:) eval "parent_$1=$value" ;;
-            NSsid:) case $session in "" | "$value") ;; *) return 1 ;; esac ;;
-            SigBlk:) case $value in $caught) blocked=1 ;; esac ;;
+            NSsid:) case $gradient_session in "" | "$value") ;; *) return 1 ;; esac ;;
+            SigBlk:) case $value in $gradient_caught) blocked=1 ;; esac ;;
             SigCgt:) caught_signals=$value ;;
         esac
     done 2>/dev/null <"/proc/$1/status"
     [ -n "$name" ] || return 1
     kind=program
-    case $caught_signals in $caught) handled=1 ;; esac
+    case $caught_signals in $gradient_caught) handled=1 ;; esac
     case $name in
         timeout | dumb-init) kind=shell handled= ;;
         *) for path in /bin/sh /bin/bash /bin/dash /bin/zsh; do
             if [ "/proc/$1/exe" -ef "$path" ]; then kind=shell; fi
         done
         if [ -n "$handled" ] && [ "/proc/$1/exe" -ef /bin/bash ]; then
-            case $caught_signals in $trapped) ;; *) handled=2 ;; esac
+            case $caught_signals in $gradient_trapped) ;; *) handled=2 ;; esac
         fi ;;
     esac
     # A program may wait for signals that it blocks; shells block them for the moment in which they start something.
@@ -83,7 +85,7 @@ find_below() {
 # Set `first` to the programs whose turn it is, and `held` to the shells that wait for them.
 choose() {
     first= held= traps= own_shell=
-    for pid in $pids; do
+    for pid in $gradient_pids; do
         eval "kind=\$kind_$pid next=\$parent_$pid"
         [ "$kind" = program1 ] || continue
         while [ -n "$next" ] && eval "[ \"\${kind_$next-}\" != program1 ]"; do eval "next=\${parent_$next-}"; done
@@ -98,16 +100,16 @@ choose() {
         done
         first="$first $pid"
     done
-    for pid in $pids; do
+    for pid in $gradient_pids; do
         eval "kind=\$kind_$pid next=\$parent_$pid"
         case $kind in shell*) ;; *) continue ;; esac
-        if [ "$next" = "$wrapper" ]; then own_shell=$pid; continue; fi
+        if [ "$next" = "$gradient_wrapper" ]; then own_shell=$pid; continue; fi
         while [ -n "$next" ] && eval "[ \"\${kind_$next-}\" != program1 ]"; do eval "next=\${parent_$next-}"; done
         if [ -n "$next" ]; then continue; fi
         find_below "$pid" $first
         case $kind$found in
             shell) ;;
-            shell1 | shell2) find_below "$pid" $pids; traps="$traps $pid $found" ;;
+            shell1 | shell2) find_below "$pid" $gradient_pids; traps="$traps $pid $found" ;;
             shell1*) traps="$traps $pid" ;;
             *) held="$held $pid" ;;
         esac
@@ -119,51 +121,51 @@ choose() {
 # that its program has survived, bash goes on with the next command.
 send() {
     for pid; do
-        case $signalled in *" $pid "*) continue ;; esac
-        signalled="$signalled$pid "
-        case " $waited " in
+        case $gradient_signalled in *" $pid "*) continue ;; esac
+        gradient_signalled="$gradient_signalled$pid "
+        case " $gradient_waited " in
             *" $pid "*) kill -TERM "$pid" ;;
-            *) kill "-$signal" "$pid" ;;
+            *) kill "-$gradient_signal" "$pid" ;;
         esac 2>/dev/null
     done
 }
 
-# Set `pids` to the processes of the job, and read each.
+# Set `gradient_pids` to the processes of the job, and read each.
 read_all() {
     # Not what an earlier process of the same pid was.
-    for pid in $pids; do unset "parent_$pid" "kind_$pid"; done
-    pids=
+    for pid in $gradient_pids; do unset "parent_$pid" "kind_$pid"; done
+    gradient_pids=
     for folder in /proc/[0-9]*; do
         pid=${folder#/proc/}
-        case $pid in 1 | $$ | $wrapper) continue ;; esac
-        if read_process "$pid"; then pids="$pids $pid"; fi
+        case $pid in 1 | $$ | $gradient_wrapper) continue ;; esac
+        if read_process "$pid"; then gradient_pids="$gradient_pids $pid"; fi
     done
 }
 
 # Send a signal to all of the job. (-1 means every process but the first and this one.)
 signal_all() {
-    if [ -z "$session" ]; then kill "$1" -1; else read_all && kill "$1" $pids; fi 2>/dev/null
+    if [ -z "$gradient_session" ]; then kill "$1" -1; else read_all && kill "$1" $gradient_pids; fi 2>/dev/null
 }
 
 # Send the warning to the programs that handle it, in each branch of the tree to the outermost, and to no other. The
 # command's own shell has a trap of this script for the signal of a stop.
 warn() {
     # The next signal would be handled in the middle of this: the stop that follows on a preemption comes afterwards.
-    trap stop_next=1 TERM
+    trap gradient_stop_next=1 TERM
     trap : USR1
-    look_for "$warning"
+    look_for "$gradient_warning"
     read_all
     choose
-    case $warning in 15 | "$signal") ;; *) first="$first $own_shell" ;; esac
+    case $gradient_warning in 15 | "$gradient_signal") ;; *) first="$first $own_shell" ;; esac
     sleep 0.1 2>/dev/null || sleep 1 # what a shell has just started has its traps until it becomes a program
     for pid in $first; do
         read_process "$pid" && eval "kind=\$kind_$pid" || continue
-        case $kind in *1) if kill "-$warning" "$pid"; then echo "to $pid" >"$control/warned"; fi ;; esac
+        case $kind in *1) kill "-$gradient_warning" "$pid" && echo "to $pid" >"$gradient_control/warned" ;; esac
     done 2>/dev/null
-    look_for "$signal"
+    look_for "$gradient_signal"
     trap warn USR1
     trap end_in_order TERM
-    if [ -n "$stop_next" ]; then end_in_order; fi
+    if [ -n "$gradient_stop_next" ]; then end_in_order; fi
 }
 
 # Suspend all, signal those whose turn it is, and let all but the shells that wait for these go on; fail after the last.
@@ -172,21 +174,21 @@ signal_next() {
     read_all
     choose
     if [ -z "$first" ] || [ "$pause" -ge "$longest" ]; then
-        send $pids
-        for pid in $pids; do
+        send $gradient_pids
+        for pid in $gradient_pids; do
             if [ "$pid" != "$own_shell" ]; then kill -CONT "$pid" 2>/dev/null; fi
         done
         signal_all -CONT
         return 1
     fi
     send $first
-    waited="$waited $held"
+    gradient_waited="$gradient_waited $held"
     # The command's own shell: when it ends, the kernel sends SIGHUP to what is below it and suspended.
     if [ -n "$held" ]; then held="$held $own_shell"; else send $own_shell; fi
-    for pid in $pids; do
+    for pid in $gradient_pids; do
         case " $held $own_shell " in *" $pid "*) ;; *) kill -CONT "$pid" 2>/dev/null ;; esac
     done
-    kill -CONT "$wrapper" 2>/dev/null
+    kill -CONT "$gradient_wrapper" 2>/dev/null
     if [ -z "$held" ]; then kill -CONT $own_shell 2>/dev/null; fi
 }
 
@@ -194,7 +196,7 @@ signal_next() {
 others_run() {
     for folder in /proc/[0-9]*; do
         pid=${folder#/proc/}
-        case " 1 $$ $wrapper $own_shell $held " in *" $pid "*) continue ;; esac
+        case " 1 $$ $gradient_wrapper $own_shell $held " in *" $pid "*) continue ;; esac
         if read_process "$pid"; then return; fi
     done
     return 1
@@ -202,8 +204,8 @@ others_run() {
 
 end_in_order() {
     trap : USR1
-    look_for "$signal"
-    pause=0 longest=$((grace * 15 / 4)) # of fifths of a second: three quarters of the grace period
+    look_for "$gradient_signal"
+    pause=0 longest=$((gradient_grace * 15 / 4)) # of fifths of a second: three quarters of the grace period
     while signal_next; do
         ended=0
         while [ "$pause" -lt "$longest" ] && [ "$ended" -lt 10 ]; do
@@ -219,95 +221,104 @@ end_in_order() {
 }
 
 # In a container, this process alone gets the signal of a stop.
-if [ -n "$alone" ]; then
+if [ -n "$gradient_alone" ]; then
     # Without job control a shell has its programs ignore SIGINT and SIGQUIT.
-    case $own$signal in sh2 | sh3) signal=TERM ;; esac
-    look_for "$signal"
-    wrapper= pids= waited= signalled=' ' session= stop_next=
-    if [ "$alone" = session ]; then session=$$; fi
+    case $gradient_own$gradient_signal in sh2 | sh3) gradient_signal=TERM ;; esac
+    look_for "$gradient_signal"
+    gradient_wrapper= gradient_pids= gradient_waited= gradient_signalled=' ' gradient_session= gradient_stop_next=
+    if [ "$gradient_alone" = session ]; then gradient_session=$$; fi
     trap end_in_order TERM
     trap warn USR1
     trap : HUP INT QUIT USR2
     set -m
-    $own "$0" "$control" "" "$signal" inside &
+    $gradient_own "$0" "$gradient_control" "" "$gradient_signal" inside &
     set +m
-    wrapper=$!
+    gradient_wrapper=$!
     # A trapped signal ends a wait early, with a code above 128; bash may lose the code then.
-    wait $wrapper
+    wait $gradient_wrapper
     code=$?
-    while kill -0 $wrapper 2>/dev/null; do wait $wrapper; code=$?; done
+    while kill -0 $gradient_wrapper 2>/dev/null; do wait $gradient_wrapper; code=$?; done
     # It may have ended while the trap ran. A shell that has told its code may not tell it again.
-    wait $wrapper 2>/dev/null
+    wait $gradient_wrapper 2>/dev/null
     last=$?
     if [ "$last" != 127 ]; then code=$last; fi
     # A container ends with this process, and every other process with it. Processes of a stopped job may still be
     # saving: they have until the grace period is over.
-    while [ -e "$control/stopping" ] && signal_all -0; do
+    while [ -e "$gradient_control/stopping" ] && signal_all -0; do
         sleep 0.1 2>/dev/null || sleep 1 || break
     done
-    case $alone$code in first137 | first143) ;; first*)
+    case $gradient_alone$code in first137 | first143) ;; first*)
         kill -KILL -1 2>/dev/null
-        while [ ! -e "$control/stopping" ] && sleep 1; do :; done ;;
+        while [ ! -e "$gradient_control/stopping" ] && sleep 1; do :; done ;;
     esac
     exit "$code"
 fi
 
 # Until the command has begun nothing is ignored: it would inherit that.
-trap : HUP INT QUIT TERM USR1 USR2 "$signal"
+trap : HUP INT QUIT TERM USR1 USR2 "$gradient_signal"
 
 # The third safeguard: noclobber opens with O_EXCL, so of all starts of one attempt only the first runs the command.
 # Noclobber spares only regular files, and the job may have put something else there: any file ends this. So does a
 # pid, if the job has removed the lock. A missing folder means that the attempt is over.
-lock=$control/start.lock
-if [ -e "$lock" ] || [ -L "$lock" ]; then exit 97; fi
-if [ -f "$control/started" ] && read -r pid <"$control/started"; then exit 97; fi
+gradient_lock=$gradient_control/start.lock
+if [ -e "$gradient_lock" ] || [ -L "$gradient_lock" ]; then exit 97; fi
+if [ -f "$gradient_control/started" ] && read -r _ <"$gradient_control/started"; then exit 97; fi
 set -C
-{ true >"$lock"; } 2>/dev/null || exit 97
+{ true >"$gradient_lock"; } 2>/dev/null || exit 97
 set +C
 # Both files exist, filled with spaces (without a newline): overwriting them works even on a full disk.
 # The second is opened before the job can put a link in its place, which would be followed.
-{ echo $$ 1<>"$control/started" && true 3<>"$control/exit"; } 2>/dev/null || exit 97
-exec 3<>"$control/exit"
+{ echo $$ 1<>"$gradient_control/started" && true 3<>"$gradient_control/exit"; } 2>/dev/null || exit 97
+exec 3<>"$gradient_control/exit"
 
-if command -v bash >/dev/null 2>&1; then shell=bash; else shell=/bin/sh; fi
+if command -v bash >/dev/null 2>&1; then gradient_shell=bash; else gradient_shell=/bin/sh; fi
 
 # The shell waits for its program, which may be saving when SIGTERM arrives, and ends with its exit code; but nothing
 # that SIGTERM ended is a success, unless a stop was requested.
-stopping='"$gradient_control/stopping"'
-trap='code=$?; echo Terminated 2>/dev/null >>"$gradient_control/signals"; '
-trap=$trap'if [ "$code" = 0 ] && [ ! -e '$stopping' ]; then trap - TERM; kill -TERM $$; fi; exit "$code"'
+gradient_stopping='"$gradient_control/stopping"'
+gradient_trap='code=$?; echo Terminated 2>/dev/null >>"$gradient_control/signals"; '
+gradient_trap=$gradient_trap'if [ "$code" = 0 ] && [ ! -e '$gradient_stopping' ]; then trap - TERM; kill -TERM $$; fi; '
+gradient_trap=$gradient_trap'exit "$code"'
 # The command is as after `bash -c`: $0 is the shell, there are no arguments, and `return` has nothing to return from.
 # A first line such as #!/usr/bin/env python3 names the program for the rest.
 # By builtins: the job's PATH may have no program.
-run='gradient_text=; while IFS= read -r gradient_line; do gradient_text="$gradient_text$gradient_line
+gradient_run='gradient_text=; while IFS= read -r gradient_line; do gradient_text="$gradient_text$gradient_line
 "; done <"$gradient_control/command"; eval "unset gradient_line gradient_text; $gradient_text"'
-if [ "$shell" = bash ]; then run='eval "$(<"$gradient_control/command")"'; fi
-if read -r first <"$control/command"; then case $first in '#!'*) run='"$gradient_control/command"' ;; esac fi
+if [ "$gradient_shell" = bash ]; then gradient_run='eval "$(<"$gradient_control/command")"'; fi
+if read -r gradient_line <"$gradient_control/command"; then
+    case $gradient_line in '#!'*) gradient_run='"$gradient_control/command"' ;; esac
+fi
 # A stop that was requested before this trap was set signalled no process. On one line: shells count those of the command.
-run="gradient_control=\$1; shift; trap '$trap' TERM $signal; [ ! -e $stopping ] || exit 143; \
-[ -r \"\$gradient_control/command\" ] || { echo \"\$gradient_control/command: Permission denied\" >&2; exit 126; }; $run"
+gradient_run="gradient_control=\$1; shift; trap '$gradient_trap' TERM $gradient_signal; \
+[ ! -e $gradient_stopping ] || exit 143; \
+[ -r \"\$gradient_control/command\" ] || { echo \"\$gradient_control/command: Permission denied\" >&2; exit 126; }; \
+$gradient_run"
 # What the image has run before a command.
 set --
-if [ -f "$control/entrypoint" ] && read -r words <"$control/entrypoint"; then eval "set -- $words"; fi
+if [ -f "$gradient_control/entrypoint" ] && read -r gradient_line <"$gradient_control/entrypoint"; then
+    eval "set -- $gradient_line"
+fi
 # If a signal ends the command, this shell says so.
-if { true >"$control/signals"; } 2>/dev/null; then exec 2>"$control/signals"; fi
-log=$control/log
-if [ -d "$control/hosts/0" ]; then log=$control/hosts/0/log; fi # of several hosts: the worker puts their lines together
-command='"$@" "$shell" -c "$run" "$shell" "$control" </dev/null >>"$log" 2>&1 3>&-'
-if [ "$own" = sh ]; then
+if { true >"$gradient_control/signals"; } 2>/dev/null; then exec 2>"$gradient_control/signals"; fi
+gradient_log=$gradient_control/log
+# Of several hosts the worker puts the lines together.
+if [ -d "$gradient_control/hosts/0" ]; then gradient_log=$gradient_control/hosts/0/log; fi
+gradient_command='"$@" "$gradient_shell" -c "$gradient_run" "$gradient_shell" "$gradient_control"'
+gradient_command="$gradient_command </dev/null >>\"\$gradient_log\" 2>&1 3>&-"
+if [ "$gradient_own" = sh ]; then
     # Other shells say so only of what they wait for at once, not of what ends before a `wait`. The parentheses keep what
     # they say out of the log: they become the command.
-    eval "($command)"
+    eval "($gradient_command)"
     code=$?
 else
     # With job control the command has a process group of its own, which it may signal, and bash lets it have SIGINT and
     # SIGQUIT, which shells have background commands ignore. Afterwards `wait` must not end when the command is suspended.
     set -m
-    eval "$command &"
+    eval "$gradient_command &"
     set +m
     # A stop signals the job's processes; the wrapper survives to record how they ended. A trap would interrupt `wait`,
     # and if the command ended just then, bash loses its exit code.
-    trap '' HUP INT QUIT TERM USR1 USR2 "$signal"
+    trap '' HUP INT QUIT TERM USR1 USR2 "$gradient_signal"
     wait $!
     code=$?
     # What was suspended before `set +m` counts as stopped until it ends, and does not hold up a wait.
@@ -322,8 +333,8 @@ fi
 echo "$code" >&3
 # Stay for the job's user to look, until the worker removes the job. In a container only the end of all tells whether
 # memory ran out.
-case $grace:$code in
+case $gradient_grace:$code in
     *:0 | inside:137 | inside:143) ;;
-    *) while [ -e "$control/keep" ] && [ ! -e "$control/stopping" ] && sleep 1 2>/dev/null; do :; done ;;
+    *) while [ -e "$gradient_control/keep" ] && [ ! -e "$gradient_control/stopping" ]; do sleep 1 2>/dev/null || break; done ;;
 esac
 exit "$code"

@@ -46,7 +46,7 @@ SECRET_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}\Z")
 SECRET_PREFIX = "secret:"  # noqa: S105 - what the name of one follows
 """Prefix of an environment variable's value that names a secret."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_RESERVED = ("GRADIENT_", "PS_")
+_RESERVED = ("GRADIENT_", "PS_", "gradient_")
 _SIMULATE_PREFIX = "SIMULATE_"
 """Prefix of variables that script the process backend; their values appear in its reasons."""
 _SECRET_NAME = re.compile(r"key|token|secret|passw|passphrase|credential|auth|dsn|_url\Z", re.IGNORECASE)

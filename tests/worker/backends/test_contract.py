@@ -3,11 +3,13 @@
 import contextlib
 import errno
 import os
+import re
 import signal
 import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from support.backend_harness import BackendHarness
@@ -315,6 +317,16 @@ def test_exit_codes_survive_a_removed_log(place):
     spec = place.spec('rm "$CONTROL/log"; echo lost; exit 4', env={"CONTROL": ""})
     spec.env["CONTROL"] = place.inside(spec.control, CONTROL)
     assert place.wait(place.launch(spec)).code == 4
+
+
+def test_variables_of_the_job_may_have_the_names_that_scripts_use(place):
+    scripts = [*WRAPPER.parent.glob("*.sh"), *(Path(base.__file__).parent / "slurm").glob("*.sh")]
+    names = re.findall(r"\b(?:[a-z]\w*_)?([a-z]+)=", "".join(map(Path.read_text, scripts)))
+    mine = dict.fromkeys([*names, "count", "line"], "the job's")
+    spec = place.spec("env", env=mine)
+    assert place.wait(place.launch(spec)).code == 0
+    printed = dict(line.split("=", 1) for line in place.output(spec).decode().splitlines() if "=" in line)
+    assert {name: printed.get(name) for name in mine} == mine
 
 
 def test_a_password_in_a_command_is_in_no_list_of_processes(place):

@@ -15,8 +15,8 @@ from worker.backends.process.control_groups import JobGroup
 from worker.backends.process.job_sandbox import EXIT_REFUSED, SHARED_MEMORY
 
 _JOIN = (
-    'count=$1; shift; while [ "$count" -gt 0 ]; do echo 0 >"$1" || exit '
-    f'{EXIT_REFUSED}; shift; count=$((count - 1)); done; exec "$@"'
+    'gradient_count=$1; shift; while [ "$gradient_count" -gt 0 ]; do echo 0 >"$1" || exit '
+    f'{EXIT_REFUSED}; shift; gradient_count=$((gradient_count - 1)); done; exec "$@"'
 )
 """Joins the control groups whose files are named first, then becomes the command. A process that joined later could
 have children outside."""

@@ -72,8 +72,9 @@ set -m
 (
     if [ -n "${each[*]}" ]; then exec "${each[@]}" "${run%/wrapper/*}/backends/slurm/batch.sh" "$@" ranks; fi
     if [ -e "$root/container" ]; then set --; export signal; . "$root/container"; fi
-    set -- /bin/bash -p "$run" "$control" '' "$signal" # before the job's variables, which may have these names
-    . "$root/variables" && exec "$@"
+    set -- "$root/variables" /bin/bash -p "$run" "$control" '' "$signal"
+    unset each # an array is not exported; the job's variables may have all names that are used here
+    . "$1" && shift && exec "$@"
 ) &
 wrapper=$!
 { { exec 3<>/dev/udp/127.0.0.1/9; } 2>/dev/null
