@@ -215,6 +215,37 @@ def test_fifty_tabs_of_live_jobs_show_a_new_line(service, chromium):
         service.request("POST", f"/jobs/{job_id}/stop?now=true")
 
 
+@pytest.mark.slow
+def test_fifty_tabs_of_one_person_show_what_has_changed(service, browser):
+    job_id = service.submit("echo first; while [ ! -e go ]; do sleep 0.1; done; echo second", project="tabs")
+    log, of_project = page_of(service, job_id), f"{service.cli_json['url']}/ui/jobs?project=tabs"
+    last_line = "document.querySelector('#log .row:last-child')?.innerText"
+    row = f"document.querySelector('[data-run={job_id}] .badge')"
+    kinds = [
+        (log, f"{last_line} === 'first'", f"{last_line} === 'second'"),
+        (of_project, f"{row}?.matches('.running')", f"{row}.matches('.succeeded')"),
+        (f"{of_project}&charts=1", f"{row}?.matches('.running')", f"{row}.matches('.succeeded')"),
+    ]
+    tabs = []
+    for number in range(50):
+        page, before, after = kinds[number % len(kinds)]
+        tabs.append((browser.open_tab(), after))
+        browser.open(page)
+        browser.wait_for(before)
+    wait_until(lambda: count_streams(service) == 1, "one stream for all of them")
+    new = service.submit("true", project="tabs")
+    touch(service, job_id, "go")
+    assert service.wait_ended(job_id)["state"] == "Stopped"
+    for number in reversed(range(50)):  # first the one in front, which shows it without being shown again
+        tab, after = tabs[number]
+        if number < 49:
+            browser.show_tab(tab)
+        browser.wait_for(after)
+        if number % len(kinds):
+            browser.wait_for(f"document.getElementById('{new}')")
+    assert browser.messages == []
+
+
 def test_of_two_windows_the_one_used_last_streams_and_the_other_polls(service, browser):
     job_id = service.submit(TICKS, name="ticks")
     browser.open(page_of(service, job_id))
