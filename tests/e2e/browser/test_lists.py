@@ -198,6 +198,20 @@ def test_a_job_that_does_not_end_is_seen_stopping_and_its_time_counts_down(servi
     browser.wait_for("document.querySelector('.state').innerText === 'Cancelled'")
 
 
+def test_states_differ_in_the_shape_of_their_mark(service, browser, jobs):
+    stopped = service.submit("exec sleep 600")
+    service.request("POST", f"/jobs/{stopped}/stop")
+    service.wait_ended(stopped)
+    browser.open(f"{service.cli_json['url']}/ui/jobs")
+    look = "{clipPath, borderRadius, backgroundColor} = getComputedStyle(one)"
+    hollow = "backgroundColor === 'rgba(0, 0, 0, 0)'"
+    shape = f"[one.parentElement.innerText || one.title, (({look}) => [clipPath, borderRadius, {hollow}].join())()]"
+    shapes = dict(browser.evaluate(f"[...document.querySelectorAll('.badge .dot')].map(one => {shape})"))
+    assert {"Running", "Succeeded", "Failed", "Cancelled"} <= shapes.keys()
+    assert len(set(shapes.values())) == len(shapes), shapes
+    assert jobs
+
+
 def test_a_worker_is_drained_and_resumed(service, browser):
     browser.open(f"{service.cli_json['url']}/ui/machines")
     browser.click("#change-1 summary")
