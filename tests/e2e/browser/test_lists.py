@@ -212,6 +212,20 @@ def test_states_differ_in_the_shape_of_their_mark(service, browser, jobs):
     assert jobs
 
 
+def test_a_phone_says_why_a_job_failed(service, chromium, jobs):
+    phone = Browser(chromium, size=SIZES["narrow"])
+    phone.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
+    search(phone, "broken")
+    reason, row = (f"document.querySelector('tbody {part}').getBoundingClientRect()" for part in (".state .why", "tr"))
+    assert "ValueError: no such column" in phone.text("tbody .state .why")
+    assert phone.evaluate(f"{reason}.width > 150 && {reason}.bottom <= {row}.bottom && {reason}.right <= {row}.right")
+    for other in (".name > a", ".dot"):
+        above = f"document.querySelector('tbody {other}').getBoundingClientRect().bottom"
+        assert phone.evaluate(f"{above} <= {reason}.top + 2"), other
+    phone.close()
+    assert jobs
+
+
 def test_a_worker_is_drained_and_resumed(service, browser):
     browser.open(f"{service.cli_json['url']}/ui/machines")
     browser.click("#change-1 summary")
