@@ -5,7 +5,7 @@ An option that is added to `JobSpec` gets its field here without a change.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,10 @@ _HINTS = {
         "them as options in $GRADIENT_ARRAY_VALUE, and as JSON in $GRADIENT_PARAMS"
     ),
     "lines": "one per line",
+    "tags": "separated by commas",
     "duration": "such as 90m, 1h30m or 2d",
 }
+_TAG = re.compile(r'\s*"((?:[^"]|"")+)"\s*(?:[,\n]|$)|([^,\n]+)')
 _SPEC_DEFAULTS = {
     (SubmitJob.model_fields[name].alias or name): value
     for name, value in JobSpec(machine_type="", command="true").to_json().items()
@@ -50,7 +52,7 @@ _SPEC_DEFAULTS = {
 @dataclass(frozen=True, slots=True)
 class JobField:
     name: str
-    kind: str  # text, lines, variables, number, duration, flag, choice or password
+    kind: str  # text, lines, tags, variables, number, duration, flag, choice or password
     label: str
     help: str  # text below the field
     makes: str  # the kinds of `KINDS` that have it
@@ -81,7 +83,7 @@ def _create_fields() -> dict[str, JobField]:
     for name, (option, makes) in options.items():
         description = option.description or ""
         text = re.sub(r"( from)? \(?GET [^ ):]+\)?", "", description.replace("in seconds", "").rstrip(", "))
-        kind = _kind(str(option.annotation), description, hidden=option.repr is False)
+        kind = name if name == "tags" else _kind(str(option.annotation), description, hidden=option.repr is False)
         label_words = re.sub(r"(?<!^)(?=[A-Z])", " ", name)
         label = _LABELS.get(name, label_words[0].upper() + label_words[1:].lower())
         text, hint = "" if kind == "variables" else text, _HINTS.get(name, _HINTS.get(kind))
@@ -126,6 +128,8 @@ def _to_text(kind: str, value: Any) -> str:  # noqa: ANN401 - of any option
         )
     if kind == "lines":
         return "\n".join(value)
+    if kind == "tags":
+        return format_tags(value)
     if kind == "duration":
         return format_short_duration(int(value))
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -135,6 +139,18 @@ def _quote_lines(value: Value) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     plain = text == text.strip() and "\n" not in text and not text.startswith('"')
     return text if plain else json.dumps(text, ensure_ascii=False)
+
+
+def format_tags(tags: Iterable[str]) -> str:
+    """Return tags as they are typed: in quotation marks if a comma would divide one."""
+    return ", ".join(
+        '"{}"'.format(tag.replace('"', '""')) if "," in tag or tag.startswith('"') else tag for tag in tags
+    )
+
+
+def parse_tags(text: str) -> list[str]:
+    tags = (quoted.replace('""', '"') or plain.strip() for quoted, plain in _TAG.findall(text))
+    return list(filter(None, tags))
 
 
 def parse_fields(texts: Mapping[str, str], makes: str = "job") -> tuple[dict[str, Any], dict[str, str]]:
@@ -207,6 +223,7 @@ def _unquote(value: str, number: int) -> str:
 _PARSERS: Mapping[str, Callable[[str], object]] = {
     "flag": bool,
     "variables": _parse_variables,
+    "tags": parse_tags,
     "lines": lambda text: [line.strip() for line in text.split("\n") if line.strip()],
     "duration": lambda text: _parse_duration(text.strip()),
     "number": lambda text: _parse_number(text.strip()),

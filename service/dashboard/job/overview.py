@@ -21,6 +21,7 @@ from service.app_state import AppState
 from service.auth.authentication import PageCaller, Principal, require_key_or_session
 from service.auth.ownership import OwnerCheck
 from service.dashboard.charts import draw_sparkline
+from service.dashboard.forms.job_fields import format_tags, parse_tags
 from service.dashboard.job.attempts import attempt_rows
 from service.dashboard.job.header import JobHeader, read_header, render_job_page
 from service.dashboard.job.timeline import phase_spans
@@ -47,7 +48,6 @@ _LINE_BYTES = 2000
 _POINTS = 120
 _TILES = 12
 _NEWEST = 4  # files that are listed
-_TAG = re.compile(r'\s*"((?:[^"]|"")+)"\s*(?:,|$)|([^,]+)')
 _LOG_QUERY = frozenset({"line", "find"})
 _CHART_QUERY = frozenset({"log", "smooth", "from", "to", "axis"})
 
@@ -108,14 +108,9 @@ def _overview(
         last_lines=None if "logs" in gone else _last_lines(app_state, header),
         tiles=_tiles(session, app_state, header),
         can_predict=can_predict(session, header.row),
-        typed_tags=", ".join(_quoted(tag) for tag in header.row.spec.tags),
+        typed_tags=format_tags(header.row.spec.tags),
         **shown,
     )
-
-
-def _quoted(tag: str) -> str:
-    """Return a tag as it is typed among others: in quotation marks if a comma would divide it."""
-    return '"{}"'.format(tag.replace('"', '""')) if "," in tag or tag.startswith('"') else tag
 
 
 @router.post("/ui/jobs/{job_id}", dependencies=[SameOriginForm])
@@ -125,8 +120,7 @@ def edit_job(
     """Change the name, tags or note of a job; what is refused is shown again, with the reason."""
     values: dict[str, Any] = {name: texts[name].strip() or None for name in ("name", "note") if name in texts}
     if "tags" in texts:
-        tags = [quoted.replace('""', '"') or plain.strip() for quoted, plain in _TAG.findall(texts["tags"])]
-        values["tags"] = list(filter(None, tags))
+        values["tags"] = parse_tags(texts["tags"])
     try:
         edits.edit(session, job_id, **values)
     except SpecInvalid as error:

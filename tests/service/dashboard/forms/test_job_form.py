@@ -54,7 +54,7 @@ def test_a_filled_form_submits_a_job_and_leads_to_it(signed_in_browser, client):
         name="from a form",
         project="forms",
         envVars='A=1\r\n# not this\r\nB="two\\nlines"',
-        tags="x\r\ny",
+        tags='x, "y, z"',
         timeLimit="1h30m",
         maxAttempts="2",
         cpus="1.5",
@@ -62,7 +62,7 @@ def test_a_filled_form_submits_a_job_and_leads_to_it(signed_in_browser, client):
     )
     job = job_at(client, answer)
     assert (job["name"], job["project"], job["command"]) == ("from a form", "forms", "echo one\necho two")
-    assert (job["envVars"], job["tags"]) == ({"A": "1", "B": "two\nlines"}, ["x", "y"])
+    assert (job["envVars"], job["tags"]) == ({"A": "1", "B": "two\nlines"}, ["x", "y, z"])
     assert (job["timeLimit"], job["maxAttempts"], job["cpus"], job["outputs"]) == (5400, 2, 1.5, ["out/**"])
 
 
