@@ -24,7 +24,7 @@ def offered_on_job_page(page):
 
 
 def disabled_buttons(page):
-    return re.findall(r'value="(\w+)" data-changes disabled', page.text)
+    return re.findall(r'value="(\w+)" data-changes[^>]* disabled', page.text)
 
 
 @pytest.mark.parametrize("tab", ["", "/log", "/metrics", "/artifacts", "/config", "/events"])
@@ -65,5 +65,5 @@ def test_the_list_marks_the_jobs_of_others(signed_in_browser, client, add_job):
     page = signed_in_browser.get("/ui/jobs")
     assert re.findall(r'value="(\w+)" data-of-others', page.text) == [others]
     assert re.findall(r'title="API key (\w+)">owner: bob<', page.text) == [key_id]
-    assert f'value="{own}" aria-label' in page.text
+    assert f'value="{own}" data-open aria-label' in page.text
     assert disabled_buttons(page) == []
