@@ -98,7 +98,10 @@ def test_a_job_becomes_a_sweep_which_drops_its_recorded_parameter(service, brows
     browser.fill("#trials", "2")
     browser.wait_for("document.querySelector('.field .conflict')?.innerText.includes('the sweep tries values of it')")
     browser.wait_for("document.querySelector('#command-line').innerText.startsWith('gradient-cli sweeps create')")
-    top = browser.evaluate("document.querySelector('[name=drop]').scrollIntoView({behavior: 'instant'}), scrollY")
+    at_the_button = (
+        "document.querySelector('[name=drop]').scrollIntoView({behavior: 'instant', block: 'center'}), scrollY"
+    )
+    top = browser.evaluate(at_the_button)
     browser.click("[name=drop]")
     browser.wait_for(f"!document.querySelector('.conflict') && document.querySelector('#plan') && {LOADED}")
     assert browser.evaluate("document.querySelector('#params').value") == ""

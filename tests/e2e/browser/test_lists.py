@@ -289,12 +289,13 @@ def test_what_is_done_with_selected_rows_covers_the_table(service, chromium):
     )
     assert len(set(browser.evaluate(shades))) == 1, "the column that stays in sight as well"
     browser.evaluate("scrollTo(0, 0)")
-    on_top = "(box => document.elementFromPoint(box.left + 4, box.top + 4).value)({}.getBoundingClientRect())"
-    for action in ("stop", "compare"):
-        assert browser.evaluate(on_top.format(f"document.querySelector('.bulk [value={action}]')")) == action
+    at = "node.getBoundingClientRect().left + 4, node.getBoundingClientRect().top + 4"
+    on_top = f"(node => node.contains(document.elementFromPoint({at})))(document.querySelector('.bulk {{}}'))"
+    for button in ("#bulk-stop > summary", "[value=compare]"):
+        assert browser.evaluate(on_top.format(button)), button
     press(browser, "k", modifiers=2, code="KeyK", windowsVirtualKeyCode=75)
     browser("Input.insertText", text="compare")
-    browser.wait_for("document.querySelector('.palette li')?.textContent.startsWith('Compare: 2 selected')")
+    browser.wait_for("document.querySelector('.palette li')?.textContent.startsWith('Compare runs: 2 selected')")
     press(browser, "Enter", windowsVirtualKeyCode=13)
     browser.wait_for("location.search.includes('charts=1')")
     browser.close()

@@ -102,11 +102,11 @@ def test_what_a_job_did_with_its_gpu_is_kept(service, driver):
     assert series["gpu0_memory_bytes"]["max"] == 9000 * MIB
     assert series["gpu0_watts"]["last"] == 65.2
     shown = service.cli("jobs", "show", job_id).stdout
-    assert "NVIDIA Test GPU, 17.2 GB, driver 550.54.15 (CUDA 12.4), host GPU 0" in shown
-    assert "9.4 GB of its memory" in shown
+    assert "NVIDIA Test GPU, 16 GiB, driver 550.54.15 (CUDA 12.4), host GPU 0" in shown
+    assert "8.8 GiB of its memory" in shown
     page = service.request("GET", f"/ui/jobs/{job_id}").text
-    assert "NVIDIA Test GPU, 17.2 GB" in page
-    assert "9.4 GB of a GPU" in page
+    assert "NVIDIA Test GPU, 16 GiB" in page
+    assert "8.8 GiB of a GPU" in page
 
 
 @pytest.mark.slow  # worker/backends/docker/gpu/test_host_gpus.py names it

@@ -382,8 +382,8 @@ def test_gpus_and_peaks_are_shown_once_they_are_known(client, database, worker):
         "meanHostCpuPercent": None,
     }
     page = client.get(f"/ui/jobs/{job_id}").text
-    assert re.search("2 . NVIDIA Test GPU, 17.2 GB each", page)
-    assert "7 B memory" in page
+    assert re.search("2 . NVIDIA Test GPU, 16 GiB each", page)
+    assert "0 MiB memory" in page
 
 
 JOB = {"machineType": "CPU", "command": "true"}
