@@ -41,9 +41,9 @@ def artifact(spec, name):
 def test_a_command_that_begins_slowly_on_its_vm_is_not_lost(make_vm_harness, tmp_path, monkeypatch):
     """On a busy machine the wrapper's file can stay empty for a while before its pid is in it."""
     slow = tmp_path / "run.sh"
-    write = 'echo $$ 1<>"$control/started"'
+    write = 'echo $$ 1<>"$gradient_control/started"'
     assert write in WRAPPER.read_text()
-    slow.write_text(WRAPPER.read_text().replace(write, '{ sleep 1 && echo $$; } 1<>"$control/started"'))
+    slow.write_text(WRAPPER.read_text().replace(write, '{ sleep 1 && echo $$; } 1<>"$gradient_control/started"'))
     monkeypatch.setattr(client, "WRAPPER", slow)
     place = make_vm_harness()
     spec = place.spec("echo it ran; exit 3")

@@ -31,9 +31,9 @@ def expect_one_whole_run(place, spec, handle, runs):
 def slow_wrapper(tmp_path, monkeypatch):
     """A wrapper that waits between its lock and its pid."""
     slow = tmp_path / "run.sh"
-    write = 'echo $$ 1<>"$control/started"'
+    write = 'echo $$ 1<>"$gradient_control/started"'
     assert write in WRAPPER.read_text()
-    slow.write_text(WRAPPER.read_text().replace(write, '{ sleep 2 && echo $$; } 1<>"$control/started"'))
+    slow.write_text(WRAPPER.read_text().replace(write, '{ sleep 2 && echo $$; } 1<>"$gradient_control/started"'))
     monkeypatch.setattr(client, "WRAPPER", slow)
 
 
