@@ -1,5 +1,6 @@
 """The page of a schedule."""
 
+import html
 import re
 
 from support.live_service import make_job_body
@@ -26,6 +27,11 @@ def test_the_page_of_a_schedule(signed_in_browser, client, worker):
     assert '<pre class="command">python main.py &amp;</pre>' in page
     assert "<h1>&lt;nightly&gt;</h1>" in page
     assert "<dt><code>lr</code></dt><dd><code>0.1</code></dd>" in page
+    copy = html.unescape(re.search('<a id="copy" class="button" href="([^"]*)"', page)[1])
+    form = signed_in_browser.get(copy).text
+    for filled in ('value="0 3 * * *"', 'value="Asia/Tokyo"', ">python main.py &amp;</textarea>", "lr=0.1</textarea>"):
+        assert filled in form.replace(">\n", ">"), filled
+    assert re.search('value="schedule"[^>]* checked', form)
     assert signed_in_browser.post(f"{address}/suspend").headers["location"] == address
     page = signed_in_browser.get(address).text
     assert (page.count(f'action="{address}/resume"'), page.count("Suspended<")) == (1, 2)
