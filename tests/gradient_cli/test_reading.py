@@ -39,7 +39,7 @@ def test_metrics_as_a_table_with_curves(cli, server, protocol):
     head, loss, _cpu, memory = cli("jobs", "metrics", protocol.id).stdout.splitlines()
     assert head.split() == ["METRIC", "LAST", "MIN", "MAX", "STEP", "CURVE"]
     assert loss.split() == ["loss", "0.5", "0.5", "2", "20", "█▃▁"]
-    assert memory.split()[:3] == ["memory_bytes", "2.5", "GB"]
+    assert memory.split()[:3] == ["memory_bytes", "2.3", "GiB"]
     assert "CURVE" not in cli("jobs", "metrics", protocol.id, env={"PYTHONIOENCODING": "latin-1"}).stdout
 
 
@@ -79,7 +79,7 @@ def test_top_shows_the_running_jobs_once_in_a_pipe(cli, server, protocol):
     head, first, second = cli("jobs", "top").stdout.splitlines()
     names = ["ID", "NAME", "MACHINE", "CPU", "MEMORY", "GPU", "METRIC", "STEP", "STEP/S", "RAN", "COST"]
     assert head.split() == names
-    values = [protocol.id, "mnist", "CPU", "180%", "2.5", "GB", "loss", "0.5", "20", "1", "1m", "05s", "$0.5000"]
+    values = [protocol.id, "mnist", "CPU", "180%", "2.3", "GiB", "loss", "0.5", "20", "1", "1m", "05s", "$0.5000"]
     assert first.split() == values
     assert second.split() == [OTHER, "mnist", "CPU"]
     assert server.requests[0].query["state"] == "Running"

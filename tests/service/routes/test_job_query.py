@@ -90,7 +90,7 @@ def test_a_job_without_a_name_is_shown_and_found_by_its_script(client, command, 
     [
         (
             "tag:a stat:failed",
-            "is not a field. Fields: state, project, machine, tag, name, command, id, array, schedule, sweep, reason,",
+            "Fields: state, project, machine, tag, name, command, id, array, schedule, sweep, comparison, reason,",
         ),
         ("tag:a state:dead", "'dead' is not a state"),
         ("tag:a -state:failed,Stopped", "Succeeded or cancelled? Write state:succeeded or state:cancelled."),
