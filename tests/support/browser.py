@@ -66,13 +66,15 @@ _PLACE = """selector => {
     if (!element) return 'there is none';
     const seen = () => element.getClientRects()[0];
     if (!seen()) return 'it is not shown';
+    const middle = box => [box.left + box.width / 2, box.top + box.height / 2];
     const inWindow = box => box.top >= 0 && box.left >= 0 && box.bottom <= innerHeight && box.right <= innerWidth;
-    if (!inWindow(seen())) element.scrollIntoView({block: 'center', inline: 'nearest', behavior: 'instant'});
-    const box = seen();
-    const [x, y] = [box.left + box.width / 2, box.top + box.height / 2];
-    const top = document.elementFromPoint(x, y);
-    if (element.contains(top) || top?.closest('label')?.control === element) return [x, y];
-    return top ? `it is covered by ${top.outerHTML.slice(0, 200)}` : 'it is out of the window';
+    const top = () => document.elementFromPoint(...middle(seen()));
+    const isOnTop = node => element.contains(node) || node?.closest('label')?.control === element;
+    // A bar may cover it that stays where it is.
+    if (!inWindow(seen()) || !isOnTop(top()))
+        element.scrollIntoView({block: 'center', inline: 'nearest', behavior: 'instant'});
+    if (isOnTop(top())) return middle(seen());
+    return top() ? `it is covered by ${top().outerHTML.slice(0, 200)}` : 'it is out of the window';
 }"""
 
 

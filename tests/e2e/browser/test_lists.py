@@ -139,8 +139,9 @@ def test_the_checkpoint_of_the_best_run_is_few_clicks_away(service, browser):
 
 
 def test_selected_jobs_are_tagged_and_stopped(service, browser, jobs):
-    ids = [service.submit("exec sleep 600", name=name, tags=["stopped-here"], machineType="GPU+") for name in "ab"]
-    search(browser, "tag:stopped-here -state:cancelled")
+    tag = f"stopped-at-{browser.evaluate('innerWidth')}"
+    ids = [service.submit("exec sleep 600", name=name, tags=[tag], machineType="GPU+") for name in "ab"]
+    search(browser, f"tag:{tag} -state:cancelled")
     assert browser.evaluate("getComputedStyle(document.querySelector('.bulk')).display") == "none"
     press(browser, "j")
     press(browser, "x")
@@ -152,19 +153,19 @@ def test_selected_jobs_are_tagged_and_stopped(service, browser, jobs):
     browser.fill("#bulk-tag", "marked")
     browser.leave("button[value=tag]")
     assert browser.text(".did") == "Tagged: 2 jobs."
-    assert {tuple(service.job(job_id)["tags"]) for job_id in ids} == {("stopped-here", "marked")}
+    assert {tuple(service.job(job_id)["tags"]) for job_id in ids} == {(tag, "marked")}
     browser.click("[data-all]")
     browser.click("#bulk-stop summary")
-    assert browser.text("button[value=stop]") == "Stop the 2 selected"
+    browser.wait_for("document.querySelector('button[value=stop]').innerText === 'Stop the 2 selected'")
     browser.leave("button[value=stop]")
     assert browser.text(".did") == "Asked to stop: 2 jobs."
     for job_id in ids:
         assert service.wait_ended(job_id)["state"] == "Cancelled"
-    search(browser, "tag:stopped-here")
+    search(browser, f"tag:{tag}")
     browser.click("[data-all]")
     assert browser.evaluate("document.querySelector('button[value=stop]').disabled"), "they have ended"
     browser.click("#bulk-delete summary")
-    assert browser.text("button[value=delete]") == "Delete the 2 selected"
+    browser.wait_for("document.querySelector('button[value=delete]').innerText === 'Delete the 2 selected'")
     assert jobs
 
 
