@@ -138,7 +138,7 @@ _PROCESSES = {"cli", "deployment", "gcs_simulator", "fuzz_target", "live_server"
 """Fixtures that start servers or processes, besides those in `NEEDS`."""
 _FIXTURE_PARAMETERS = {"postgres": "postgresql", "docker_server": "docker", "bubblewrap": "sandbox", "azurite": "azure"}
 _FIXTURE_PARAMETERS |= networks.PARAMETERS | {f"{name}_packages": name for name in (*EXAMPLES, "trainer")}
-_FIXTURE_PARAMETERS |= {"slurm": "slurm"}
+_FIXTURE_PARAMETERS |= {name: name for name in ("slurm", "apptainer")}
 """Test parameters that stand for a fixture, by fixture."""
 
 _BOTH_DATABASES = ("core/db/", "core/jobs/test_lifecycle.py", "core/jobs/scheduling/test_claims.py", "migrations/")

@@ -215,7 +215,7 @@ def test_a_request_that_slurm_refuses_says_why(jobs):
     assert "nvalid partition" in job["message"]
 
 
-@pytest.mark.parametrize("container", [False, True])
+@pytest.mark.parametrize("container", ["", "apptainer"])
 def test_nodes_are_one_job_with_one_log_and_the_end_of_each(jobs, client, image, slurm, container):
     command = 'echo "rank $RANK of $WORLD_SIZE"; echo $RANK >"$GRADIENT_ARTIFACTS_DIR/rank"; exit $((RANK * 3))'
     job_id = jobs.submit(command, machineType="pair", nodes=2, **({"container": image[0]} if container else {}))
@@ -238,7 +238,7 @@ SERVE = "exec python3 -m http.server $GRADIENT_PORT_8000"
 IN_CONTAINER = "exec httpd -f -p $GRADIENT_PORT_8000"
 
 
-@pytest.mark.parametrize("container", [False, True])
+@pytest.mark.parametrize("container", ["", "apptainer"])
 def test_ports_of_two_jobs_of_one_node_lead_to_each(jobs, image, container):
     links = {}
     for name in ("one", "two"):
