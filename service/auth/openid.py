@@ -1,9 +1,13 @@
-"""The client of an OpenID provider: the authorization code flow with PKCE, by Authlib."""
+"""Sign-in with an OpenID provider: the authorization code flow with PKCE, by Authlib."""
 
 import hmac
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+
+from authlib.common.errors import AuthlibBaseError
+from joserfc.errors import JoseError
+from requests import RequestException
 
 from core.errors import StoreUnavailable, Unauthorized
 from core.security.identities import Account
@@ -92,10 +96,6 @@ class Provider:
 
     def _request(self, action: Callable[[Any], T]) -> T:
         """Raise `StoreUnavailable` if the provider does not answer, `Unauthorized` if it refuses."""
-        from authlib.common.errors import AuthlibBaseError  # noqa: PLC0415 - slow to load
-        from joserfc.errors import JoseError  # noqa: PLC0415 - slow to load
-        from requests import RequestException  # noqa: PLC0415 - slow to load
-
         try:
             return action(self._client())
         except (AuthlibBaseError, JoseError) as error:
@@ -112,13 +112,10 @@ class Provider:
 
     def _client(self) -> Any:  # noqa: ANN401 - a class without types
         if self._loaded is None:
-            from authlib.integrations.base_client.sync_app import BaseApp, OAuth2Mixin  # noqa: PLC0415 - slow to load
-            from authlib.integrations.base_client.sync_openid import OpenIDMixin  # noqa: PLC0415 - slow to load
-            from authlib.integrations.requests_client import OAuth2Session  # noqa: PLC0415 - slow to load
+            from service.auth.openid_client import OpenIDClient  # noqa: PLC0415 - 13 MiB, only with a provider
 
             settings, issuer = self._settings, str(self._settings.issuer)
-            kinds = (OAuth2Mixin, OpenIDMixin, BaseApp)
-            client = type("Client", kinds, {"client_cls": OAuth2Session, "_on_update_token": lambda *_, **__: None})(
+            client = OpenIDClient(
                 None,
                 client_id=settings.client_id,
                 client_secret=settings.client_secret.get_secret_value() or None,

@@ -7,16 +7,14 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import count, islice
 from posixpath import dirname, join, normpath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
+from markdown_it import MarkdownIt
+from markdown_it.ruler import RuleOptionsType
 from markupsafe import Markup
 
 from service.dashboard.rendering import artifact_url, job_url, show_reordering
-
-if TYPE_CHECKING:
-    from markdown_it import MarkdownIt
-    from markdown_it.ruler import RuleOptionsType
 
 _MAX_JSON = 1024**2  # most characters parsed at once, during which no other thread runs
 _NODES = 4000
@@ -149,9 +147,7 @@ def _count_step(state: Any, *_args: Any) -> bool:  # noqa: ANN401 - the library'
 
 
 @cache
-def _create_renderer() -> "MarkdownIt":
-    from markdown_it import MarkdownIt  # noqa: PLC0415 - 60 modules that no start of the service needs
-
+def _create_renderer() -> MarkdownIt:
     renderer = MarkdownIt("commonmark", {"html": False}).enable("table")
     renderer.validateLink = lambda url: url.lower().startswith(_ALLOWED_LINKS) or bool(_RELATIVE.match(url))  # type: ignore[method-assign]  # the library's way to set it
     # First of the rules that begin a block, of those that end one, and of those in a line.
