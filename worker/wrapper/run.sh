@@ -43,18 +43,26 @@ look_for() {
 
 # Set the state of a process in variables that end with its pid; fail if it has ended.
 read_process() {
-    handled= blocked= name=
-    while read -r field value _; do
-        case $field in
-            Name:) name=$value ;;
-            State:) case $value in Z | X) return 1 ;; esac ;;
-            PPid:) eval "parent_$1=$value" ;;
-            NSsid:) case $gradient_session in "" | "$value") ;; *) return 1 ;; esac ;;
-            SigBlk:) case $value in $gradient_caught) blocked=1 ;; esac ;;
-            SigCgt:) caught_signals=$value ;;
-        esac
-    done 2>/dev/null <"/proc/$1/status"
-    [ -n "$name" ] || return 1
+    # For each line bash reads the file anew. If its length has changed since the last line, lines are missing: try again.
+    # Not for ever: gVisor does not tell the signals.
+    for try in 1 2 3 4 5 6 7 8; do
+        handled= blocked= name= state= parent= session= blocked_signals= caught_signals=
+        while read -r field value _; do
+            case $field in
+                Name:) name=$value ;;
+                State:) state=$value ;;
+                PPid:) parent=$value ;;
+                NSsid:) session=$value ;;
+                SigBlk:) blocked_signals=$value ;;
+                SigCgt:) caught_signals=$value ;;
+            esac
+        done 2>/dev/null <"/proc/$1/status"
+        case $name:$state in : | *:[ZX]) return 1 ;; esac
+        case :$state:$parent:$session:$blocked_signals:$caught_signals: in *::*) ;; *) break ;; esac
+    done
+    case $gradient_session in "" | "$session") ;; *) return 1 ;; esac
+    case $blocked_signals in $gradient_caught) blocked=1 ;; esac
+    eval "parent_$1=$parent"
     kind=program
     case $caught_signals in $gradient_caught) handled=1 ;; esac
     case $name in

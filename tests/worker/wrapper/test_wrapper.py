@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from psutil import STATUS_STOPPED, STATUS_ZOMBIE, NoSuchProcess
+from psutil import STATUS_SLEEPING, STATUS_STOPPED, STATUS_ZOMBIE, NoSuchProcess
 from support.deployment import wait_until
 
 from worker.backends.base import LOGIN_PATH, WRAPPER
@@ -190,6 +190,40 @@ def test_in_a_container_a_stop_leaves_a_program_that_saves_what_it_needs(tmp_pat
         sandbox.wait(120)
     assert read_exit_code(tmp_path) is not None
     assert [word for word in output.read_text().split() if word in {"ready", "saved", "never"}] == words
+
+
+# Its line in /proc has another length whenever it sleeps.
+RESTLESS = """
+import os, signal, time
+warnings = []
+signal.signal(signal.SIGTERM, lambda *_: warnings.append(1))
+print("ready", flush=True)
+while True:
+    time.sleep(0.0003)
+    sum(range(3000))
+    if warnings:
+        warnings.clear()
+        print("warned", flush=True)
+"""
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_programs_that_never_rest_are_warned_each_time(tmp_path, shell):
+    """bash reads a line of /proc at a time, and missed some: of programs like these one in twenty was not warned."""
+    (tmp_path / "restless.py").write_text(RESTLESS)
+    start = "for one in 1 2 3 4 5 6; do python3 restless.py & sleep 600 & done; wait\n"
+    control = tmp_path / "control"
+    control.mkdir()
+    with start_wrapper(shell, control, start, tmp_path, arguments=["session", "USR2", "600", "15"]) as wrapper:
+        log = control / "log"
+        wait_until(lambda: log.exists() and log.read_text().count("ready") == 6, "them to run")
+        for number in range(1, 11):
+            # It takes no warning while it passes one on.
+            wait_until(lambda: psutil.Process(wrapper.pid).status() == STATUS_SLEEPING, "the last warning to be over")
+            wrapper.send_signal(signal.SIGUSR1)
+            wait_until(lambda count=6 * number: log.read_text().count("warned") == count, "all to be warned")
+        for process in [*psutil.Process(wrapper.pid).children(recursive=True), wrapper]:
+            process.kill()
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
