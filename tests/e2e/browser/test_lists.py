@@ -165,7 +165,7 @@ def test_selected_jobs_are_tagged_and_stopped(service, browser, jobs):
     browser.click("[data-all]")
     assert browser.evaluate("document.querySelector('button[value=stop]').disabled"), "they have ended"
     browser.click("#bulk-delete summary")
-    browser.wait_for("document.querySelector('button[value=delete]').innerText === 'Delete the 2 selected'")
+    browser.wait_for("document.querySelector('#bulk-delete button').innerText === 'Delete the 2 selected'")
     assert jobs
 
 
