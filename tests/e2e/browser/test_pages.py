@@ -74,6 +74,17 @@ def test_every_page_serves_everybody(dashboard, browser, axe_core, theme):
     assert {page: of_page for page, of_page in found.items() if of_page} == {}
 
 
+@pytest.mark.parametrize("browser", ["wide"], indirect=True)
+def test_a_running_jobs_content_begins_high_at_every_width(dashboard, browser):
+    dashboard.open(browser, "running-job")
+    found = {}
+    for width in (390, 600, 761, 900, 1100, 1101, 1280):
+        browser("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        browser.wait_for(f"innerWidth === {width}")
+        found[width] = browser.evaluate(TOO_LOW) + browser.evaluate(TOO_WIDE)
+    assert {width: faults for width, faults in found.items() if faults} == {}
+
+
 def test_the_pages_are_those_of_all_routes(dashboard):
     routes = [route for module in PAGE_MODULES for route in module.router.routes if "GET" in route.methods]
     paths = [urlsplit(address).path for address in dashboard.addresses.values()]
