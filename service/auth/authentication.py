@@ -67,9 +67,9 @@ async def require_key(connection: HTTPConnection) -> Principal:
 
 def _count_request(connection: HTTPConnection, app_state: AppState, key: ApiKey, principal: Principal) -> Principal:
     """Check the scope of a request's key and count the request, once even if several dependencies need the key."""
-    if not getattr(connection.state, "counted", False):
+    if not hasattr(connection.state, "caller"):
+        connection.state.caller = principal
         _check_scope(connection, key)
-        connection.state.counted = True
         address = connection.client.host if connection.client else None
         app_state.keys.used_from(key.id, address)
         act_as(Actor(principal.id, address, app_state.record.reads))

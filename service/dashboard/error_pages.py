@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -12,25 +11,39 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from core.errors import GradientError
+from core.errors import GradientError, Unauthorized
 from service.auth.authentication import Principal
 from service.auth.session_cookie import session_token
 from service.dashboard.rendering import render_page
 
 _UNAUTHORIZED = 401
 _FIRST_ERROR = 400
-_FIRST_SERVER_ERROR = 500
+_FIRST_SERVER_ERROR = _INTERNAL = 500
 _HEADINGS = {
     401: "Sign in to see this",
     403: "This was refused",
     404: "There is nothing here",
     409: "This is not possible here",
     410: "This was removed",
+    413: "This is too large",
     429: "A limit has been reached",
     501: "This server is not set up for that",
     503: "Not available right now",
 }
+_FORM = "Go back, and use the form's button."
+_TO_DO = {
+    ("POST", 401): "Sign in, then send the form again: nothing was changed.",
+    ("GET", 405): _FORM,
+    ("POST", 405): _FORM,
+    ("POST", 413): "Go back, and send less.",
+    ("GET", 422): "Correct the address of the page.",
+    ("POST", 422): "Go back, and correct the form.",
+    ("GET", 500): "Try again. If it fails again, tell the operator of this server the id.",
+    ("POST", 500): "See whether it was done before you send the form again. Tell the operator of this server the id.",
+}
+"""What to do, by method and status, where the message of the error does not say it."""
 _FOR_PEOPLE = {
+    re.compile(r"The request has no API key\. .*"): "You are not signed in.",
     re.compile(r".*/openapi\.json.*"): "No page has this address.",
     re.compile(r"[A-Z]+ /ui.* does not exist; .*"): "Only a form of these pages leads here, no link.",
     re.compile(r" `gradient-(cli|server) [^`]+` (lists|shows) [^.]+\."): "",  # where to find an id
@@ -99,9 +112,11 @@ async def _render_error(scope: Scope, held: Message, body: bytes) -> Response:
             status,
             heading=heading,
             message=message,
+            to_do=_TO_DO.get((scope["method"], status)),
             code=status,
             again=again,
-            caller=await _find_caller(scope) if status < _FIRST_SERVER_ERROR else None,
+            repeats=again or (scope["method"], status) == ("GET", _INTERNAL),
+            caller=await _find_caller(scope, status),
             section=next((name for name in _SECTIONS if scope["path"].startswith(f"/ui/{name}")), ""),
         )
     headers = MutableHeaders(raw=answer.raw_headers)
@@ -111,15 +126,22 @@ async def _render_error(scope: Scope, held: Message, body: bytes) -> Response:
     return answer
 
 
-async def _find_caller(scope: Scope) -> Principal | None:
-    """Return who is signed in, for the navigation; None also if that cannot be found out now."""
+async def _find_caller(scope: Scope, status: int) -> Principal | None:
+    """Return who is signed in, for the navigation; without a name if only a database that may have failed knows it."""
     app_state = scope["app"].state.app_state
     token = session_token(HTTPConnection(scope), app_state.settings)
-    with suppress(GradientError, HTTPException):
-        if token:
+    caller: Principal | None = scope["state"].get("caller")
+    if caller or not token:
+        return caller
+    if status < _FIRST_SERVER_ERROR:
+        try:
             key = await app_state.lanes.urgent.run(app_state.sessions.key, token)
             return Principal(key.id, key.name)
-    return None
+        except Unauthorized:
+            return None
+        except (GradientError, HTTPException):
+            pass
+    return Principal("", "")
 
 
 def _redirect_to_sign_in(scope: Scope) -> Response:

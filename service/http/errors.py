@@ -248,7 +248,7 @@ def _describe_problem(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "missing":
         return f"{field or 'The body'}: required, but missing."
     message = str(problem["msg"]).removeprefix("Value error, ")
-    message = message.replace("Input should be", "must be").rstrip(".")
+    message = message.replace("Input should be", "must be").partition(", unable to parse")[0].rstrip(".")
     given = problem.get("input")
     if problem["type"] != "value_error" and isinstance(given, str | int | float):
         message += f", not {_truncate(given)}"

@@ -65,7 +65,45 @@ def test_a_failure_is_a_page_that_gives_nothing_away(signed_in_browser, monkeypa
     again = answer.headers.get("retry-after")
     assert (again is not None) == (status == 503)
     assert (f'<main id="content" class="narrow" data-again="{again}">' in answer.text) == (status == 503)
-    assert (">Try again</a>" in answer.text) == (status == 503)
+    assert ">Try again</a>" in answer.text
+    assert '<nav class="sections"' in answer.text
+    assert '<p class="muted" title="The API key that you signed in with">tests</p>' in answer.text
+
+
+def test_a_database_that_fails_before_the_session_is_known_leaves_the_navigation(
+    signed_in_browser, monkeypatch, server
+):
+    def fail(*_args):
+        raise StoreUnavailable("The database does not answer right now. Try again in a moment.")
+
+    monkeypatch.setattr("core.security.sessions.Sessions.key", fail)
+    for path, status in (("/ui/jobs", 503), ("/ui/nothing", 404)):
+        answer = signed_in_browser.get(path)
+        assert (answer.status_code, '<nav class="sections"' in answer.text) == (status, True)
+        assert "The API key that you signed in with" not in answer.text
+        with server.client(headers={"Accept": "text/html"}) as stranger:
+            assert '<nav class="sections"' not in stranger.get(path).text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("GET", "/ui/jobs/jx/stop", 405, "no link. Go back, and use the form's button."),
+        ("POST", "/ui/jobs/new", 413, "the limit here. Go back, and send less."),
+        ("GET", "/ui/jobs/jx?attempt=x", 422, "attempt: must be a valid integer, not 'x'. Correct the address"),
+    ],
+)
+def test_a_refusal_has_the_navigation_and_says_what_to_do(signed_in_browser, method, path, status, words):
+    form = {"headers": {"Content-Type": "application/x-www-form-urlencoded"}, "content": b"x" * 1_100_000}
+    answer = signed_in_browser.request(method, path, **(form if method == "POST" else {}))
+    assert (answer.status_code, '<nav class="sections"' in answer.text) == (status, True)
+    assert words in html.unescape(answer.text)
+
+
+def test_a_form_sent_after_signing_out_says_so(anonymous_browser):
+    answer = anonymous_browser.post("/ui/jobs/jx/stop")
+    assert (answer.status_code, '<nav class="sections"' in answer.text) == (401, False)
+    assert "You are not signed in. Sign in, then send the form again: nothing was changed." in answer.text
 
 
 def test_a_page_refused_by_a_limit_comes_by_itself(live_server, api_key, chromium, monkeypatch):
