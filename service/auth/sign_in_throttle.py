@@ -5,11 +5,11 @@ import math
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from cachetools import FIFOCache
 from starlette.exceptions import HTTPException
 
 from core.errors import Unauthorized
@@ -34,7 +34,7 @@ class FailureBackoff:
         self._processes = processes
         self._forgotten = forgotten
         self._lock = threading.Lock()
-        self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._failed: FIFOCache[str, tuple[int, float]] = FIFOCache(MAX_NAMES)
 
     def wait_seconds(self, name: str) -> float:
         """Return the seconds until the next attempt with this name; 0: now."""
@@ -52,9 +52,6 @@ class FailureBackoff:
     def record_failure(self, name: str) -> None:
         with self._lock:
             self._failed[name] = (self._recent(name)[0] + 1, time.monotonic())
-            self._failed.move_to_end(name)
-            if len(self._failed) > MAX_NAMES:
-                self._failed.popitem(last=False)
 
     def reset(self, name: str) -> None:
         self._failed.pop(name, None)

@@ -1,9 +1,10 @@
 """Verdicts of comparisons in the table of jobs, measured when all jobs have ended, a few at a time, and kept."""
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from cachetools import FIFOCache
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -14,7 +15,7 @@ from service.presenters.comparisons import comparison_view
 
 _MEASURED_AT_ONCE = 2  # each takes a tenth of a second; the page shows the others when it refreshes
 _MOST_KEPT = 1000
-_verdicts: OrderedDict[tuple[Any, ...], str] = OrderedDict()
+_verdicts: FIFOCache[tuple[Any, ...], str] = FIFOCache(_MOST_KEPT)
 
 
 class Compared(NamedTuple):
@@ -37,8 +38,6 @@ def compared(session: Session, app_state: AppState, made: Sequence[Comparison]) 
         if ended and key not in _verdicts and left:
             left -= 1
             _verdicts[key] = comparison_view(session, app_state, row).verdict
-            if len(_verdicts) > _MOST_KEPT:
-                _verdicts.popitem(last=False)
         machines = ", ".join(dict.fromkeys(machine_type for _, machine_type, *_ in jobs[row.id]))
         shown[row.id] = Compared(row.name or machines or row.id, machines, _verdicts.get(key, "") if ended else "")
     return shown

@@ -3,9 +3,10 @@
 import threading
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from cachetools import LRUCache
 
 from core.errors import SpecInvalid
 from core.formatting import format_bytes
@@ -36,7 +37,7 @@ class LineIndexCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._indexes: OrderedDict[tuple[str, int, str, int, int], LineIndex] = OrderedDict()
+        self._indexes: LRUCache[tuple[str, int, str, int, int], LineIndex] = LRUCache(_MAX_INDEXES)
 
     def open(self, opened: OpenArtifact, job_id: str, attempt: int, path: str) -> "TextLines":
         """Return the lines of an artifact that was opened, which the caller closes."""
@@ -49,8 +50,6 @@ class LineIndexCache:
         key = (job_id, attempt, path, opened.size, opened.mtime_ms)
         with self._lock:
             index = self._indexes.get(key)
-            if index is not None:
-                self._indexes.move_to_end(key)
         if index is None:
             opened.file.seek(0)
             if b"\0" in opened.file.read(_PROBE_BYTES):
@@ -64,8 +63,6 @@ class LineIndexCache:
             index = LineIndex(newlines, open_line=bool(block) and not block.endswith(b"\n"))
             with self._lock:
                 self._indexes[key] = index
-                if len(self._indexes) > _MAX_INDEXES:
-                    self._indexes.popitem(last=False)
         return TextLines(opened, index)
 
 

@@ -3,10 +3,11 @@
 import hashlib
 import threading
 import time
-from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cachetools import LRUCache
 from sqlalchemy.orm import Session
 
 from core.db.models.jobs import Job
@@ -54,8 +55,7 @@ class JobMetricsCache:
         self._settings = settings
         self._lock = threading.Lock()
         self._build_locks = [threading.Lock() for _ in range(_LOCKS)]
-        self._responses: OrderedDict[_Key, JobMetricsResponse] = OrderedDict()
-        self._bytes = 0
+        self._responses: LRUCache[_Key, JobMetricsResponse] = LRUCache(_MAX_BYTES, lambda answer: len(answer.body))
 
     def get(
         self,
@@ -137,17 +137,9 @@ class JobMetricsCache:
 
     def _cached(self, key: _Key) -> JobMetricsResponse | None:
         with self._lock:
-            if key in self._responses:
-                self._responses.move_to_end(key)
             return self._responses.get(key)
 
     def _store(self, key: _Key, answer: JobMetricsResponse) -> JobMetricsResponse:
-        with self._lock:
-            before = self._responses.pop(key, None)
-            self._bytes -= len(before.body) if before else 0
+        with self._lock, suppress(ValueError):  # it is larger than all that is kept
             self._responses[key] = answer
-            self._bytes += len(answer.body)
-            while self._bytes > _MAX_BYTES:
-                _, oldest = self._responses.popitem(last=False)
-                self._bytes -= len(oldest.body)
         return answer
