@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -76,66 +77,55 @@ class SnapshotCollector(Collector):
         )
 
 
+def _gauge(name: str, text: str, labels: list[str], values: Mapping[Any, float]) -> Metric:
+    gauge = GaugeMetricFamily(f"gradient_{name}", text, labels=labels)
+    for labelled, value in values.items():
+        gauge.add_metric(labelled, value)
+    return gauge
+
+
 def _jobs(snapshot: ServiceSnapshot) -> Iterator[Metric]:
-    jobs = GaugeMetricFamily("gradient_jobs", "Jobs that have not ended.", labels=["state", *_POOL_LABELS])
-    silent = GaugeMetricFamily("gradient_jobs_silent", "Jobs on machines without heartbeats.", labels=_POOL_LABELS)
-    for pool in snapshot.pools:
-        for state in _LIVE_STATES:
-            jobs.add_metric([state, *pool], snapshot.jobs[(state, *pool)])
-        silent.add_metric(pool, snapshot.stale_jobs[pool])
-    return iter((jobs, silent))
+    jobs = {(state, *pool): snapshot.jobs[(state, *pool)] for pool in snapshot.pools for state in _LIVE_STATES}
+    yield _gauge("jobs", "Jobs that have not ended.", ["state", *_POOL_LABELS], jobs)
+    silent = {pool: snapshot.stale_jobs[pool] for pool in snapshot.pools}
+    yield _gauge("jobs_silent", "Jobs on machines without heartbeats.", _POOL_LABELS, silent)
 
 
 def _queues(snapshot: ServiceSnapshot) -> Iterator[Metric]:
-    depth = GaugeMetricFamily("gradient_queue_jobs", "Jobs that wait.", labels=_POOL_LABELS)
-    oldest = GaugeMetricFamily(
-        "gradient_queue_oldest_seconds", "Waiting time of the job that has waited longest.", labels=_POOL_LABELS
-    )
-    takers = GaugeMetricFamily(
-        "gradient_queue_workers", "Workers that offer to run jobs of the pool.", labels=_POOL_LABELS
-    )
-    for pool in snapshot.pools:
-        depth.add_metric(pool, snapshot.count_waiting(pool))
-        oldest.add_metric(pool, snapshot.oldest_queued.get(pool, 0.0))
-        takers.add_metric(pool, snapshot.count_workers(pool))
-    return iter((depth, oldest, takers))
+    waiting = {pool: snapshot.count_waiting(pool) for pool in snapshot.pools}
+    yield _gauge("queue_jobs", "Jobs that wait.", _POOL_LABELS, waiting)
+    oldest = {pool: snapshot.oldest_queued.get(pool, 0.0) for pool in snapshot.pools}
+    yield _gauge("queue_oldest_seconds", "Waiting time of the job that has waited longest.", _POOL_LABELS, oldest)
+    takers = {pool: snapshot.count_workers(pool) for pool in snapshot.pools}
+    yield _gauge("queue_workers", "Workers that offer to run jobs of the pool.", _POOL_LABELS, takers)
 
 
 def _workers(snapshot: ServiceSnapshot) -> Iterator[Metric]:
-    workers = GaugeMetricFamily("gradient_workers", "Workers seen in the last minute.", labels=["backend"])
-    seen = GaugeMetricFamily(
-        "gradient_worker_seen_seconds", "Time since a worker was last seen.", labels=_WORKER_LABELS
-    )
-    drained = GaugeMetricFamily(
-        "gradient_worker_drained", "1 if the worker is drained and claims no jobs.", labels=_WORKER_LABELS
-    )
-    slots = GaugeMetricFamily("gradient_worker_slots", "Jobs that a worker can run at once.", labels=_WORKER_LABELS)
-    held = GaugeMetricFamily("gradient_worker_jobs", "Jobs that a worker is running.", labels=_WORKER_LABELS)
     offered = {backend for _, backend, _ in snapshot.jobs} | {
         name for worker in snapshot.workers for name in worker.backends
     }
-    for backend in sorted(offered):
-        workers.add_metric([backend], sum(backend in worker.backends for worker in snapshot.workers))
-    for worker in snapshot.workers:
-        slots.add_metric([worker.name, worker.host], worker.slots)
-    for worker in (*snapshot.workers, *snapshot.lost_workers):
-        labels = [worker.name, worker.host]
-        seen.add_metric(labels, worker.heartbeat_age)
-        drained.add_metric(labels, worker.drained_age is not None)
-        held.add_metric(labels, worker.held)
-    return iter((workers, seen, drained, slots, held))
+    offering = {
+        (backend,): sum(backend in worker.backends for worker in snapshot.workers) for backend in sorted(offered)
+    }
+    yield _gauge("workers", "Workers seen in the last minute.", ["backend"], offering)
+    known = {(worker.name, worker.host): worker for worker in (*snapshot.workers, *snapshot.lost_workers)}
+    seen = {labels: worker.heartbeat_age for labels, worker in known.items()}
+    yield _gauge("worker_seen_seconds", "Time since a worker was last seen.", _WORKER_LABELS, seen)
+    drained = {labels: worker.drained_age is not None for labels, worker in known.items()}
+    yield _gauge("worker_drained", "1 if the worker is drained and claims no jobs.", _WORKER_LABELS, drained)
+    slots = {(worker.name, worker.host): worker.slots for worker in snapshot.workers}
+    yield _gauge("worker_slots", "Jobs that a worker can run at once.", _WORKER_LABELS, slots)
+    held = {labels: worker.held for labels, worker in known.items()}
+    yield _gauge("worker_jobs", "Jobs that a worker is running.", _WORKER_LABELS, held)
 
 
 def _gpus(taken: ServiceSnapshot) -> Iterator[Metric]:
-    gpus = GaugeMetricFamily("gradient_gpus", "Accelerator GPUs of a host.", labels=["host"])
-    held = GaugeMetricFamily("gradient_gpus_held", "GPUs of a host that are allocated to jobs.", labels=["host"])
     # Workers of one host share its GPUs.
     there = {worker.host: worker.gpus for worker in (*taken.lost_workers, *taken.workers) if worker.gpus is not None}
-    for host, number in sorted(there.items()):
-        gpus.add_metric([host], number)
-    for host in sorted(there.keys() | taken.gpus.keys()):
-        held.add_metric([host], taken.gpus[host])
-    return iter((gpus, held))
+    gpus = {(host,): number for host, number in sorted(there.items())}
+    yield _gauge("gpus", "Accelerator GPUs of a host.", ["host"], gpus)
+    held = {(host,): taken.gpus[host] for host in sorted(there.keys() | taken.gpus.keys())}
+    yield _gauge("gpus_held", "GPUs of a host that are allocated to jobs.", ["host"], held)
 
 
 class ServiceMetrics:

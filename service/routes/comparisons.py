@@ -12,8 +12,15 @@ from service.http.json_body import json_body_schema, parse_json_body, run_with_j
 from service.http.routing import api_router
 from service.presenters.comparison_files import read_file, write_file
 from service.presenters.comparisons import comparison_summary, comparison_view, comparisons_page
-from service.routes.jobs import FULL, NoQuery, Origin, SentSubmission, creation_responses, submission_schema
-from service.schemas.base import parse_request
+from service.routes.jobs import (
+    FULL,
+    NoQuery,
+    Origin,
+    SentSubmission,
+    create_from_jobs,
+    creation_responses,
+    submission_schema,
+)
 from service.schemas.comparisons import (
     CompareJobs,
     ComparisonFile,
@@ -25,7 +32,6 @@ from service.schemas.comparisons import (
     SubmitComparison,
 )
 from service.submission import compare
-from service.submission.body import run_submission
 
 router = api_router(prefix="/comparisons", tags=["comparisons"])
 
@@ -40,16 +46,11 @@ async def submit_comparison(
     _query: NoQuery,
 ) -> ComparisonView:
     """Submit one program to several machine types, as JSON or as a form with an archive in `workspace`."""
-    origin, body = sent
-
-    def submit() -> tuple[str, bool]:
-        return compare.submit(app_state, origin, parse_request(SubmitComparison, body.spec), body.workspace)
-
-    comparison_id, created = await run_submission(app_state, origin.key_id, body, submit)
+    comparison_id, created = await create_from_jobs(app_state, sent, SubmitComparison, compare.submit)
     response.status_code = 201 if created else 200
     if created:  # nothing is measured yet
         return await app_state.lanes.reading.run(_show, app_state, comparison_id)
-    async with app_state.limits.searches.slot(origin.key_id):
+    async with app_state.limits.searches.slot(sent[0].key_id):
         return await app_state.lanes.reading.run(_show, app_state, comparison_id)
 
 

@@ -1,6 +1,6 @@
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, BinaryIO, TypeAlias, TypeVar
 
 from fastapi import Depends, Header, Query, Request, Response
 
@@ -106,6 +106,22 @@ async def _read_submission(request: Request, origin: Origin) -> AsyncIterator[Se
 
 
 SentSubmission = Annotated[Sent, Depends(_read_submission, scope="function")]
+Requested = TypeVar("Requested", bound=SubmitJob)
+
+
+async def create_from_jobs(
+    app_state: AppState,
+    sent: Sent,
+    model: type[Requested],
+    create_it: Callable[[AppState, RequestOrigin, Requested, BinaryIO | None], tuple[str, bool]],
+) -> tuple[str, bool]:
+    """Create what has jobs like the one that was sent: a schedule, a sweep or a comparison. As `create_it` returns."""
+    origin, body = sent
+
+    def submit() -> tuple[str, bool]:
+        return create_it(app_state, origin, parse_request(model, body.spec), body.workspace)
+
+    return await run_submission(app_state, origin.key_id, body, submit)
 
 
 @router.post(

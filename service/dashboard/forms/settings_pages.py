@@ -1,6 +1,5 @@
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Query, Request
@@ -45,6 +44,10 @@ _PAGES = {
     "server": "Server",
     "record": "Record",
     "health": "Health",
+}
+_STORED: dict[str, Callable[[Session, str], object]] = {
+    "secrets": credentials.secrets_of,
+    "registries": credentials.registries,
 }
 
 
@@ -139,7 +142,6 @@ def _project_id(session: Session, name: str) -> str:
 
 def _stored_page(
     page: str,
-    find: Callable[[Session, str], object],
     session: Session,
     app_state: AppState,
     caller: Principal,
@@ -148,18 +150,14 @@ def _stored_page(
 ) -> Response:
     project = texts.get("project", "")
     names = [project.name for project in queries.projects(session)]
-    stored = {page: find(session, _project_id(session, project))}
+    stored = {page: _STORED[page](session, _project_id(session, project))}
     return render_settings(page, caller, app_state, error, project=project, projects=names, texts=texts, **stored)
-
-
-_secrets_page = partial(_stored_page, "secrets", credentials.secrets_of)
-_registries_page = partial(_stored_page, "registries", credentials.registries)
 
 
 @router.get("/ui/settings/secrets")
 def show_secrets(session: ReadSession, app_state: AppStateDep, caller: PageCaller, project: str = "") -> Response:
     """Show the names of the secrets of one project, or of those for all projects."""
-    return _secrets_page(session, app_state, caller, {"project": project})
+    return _stored_page("secrets", session, app_state, caller, {"project": project})
 
 
 @router.post("/ui/settings/secrets", dependencies=[SameOriginForm])
@@ -173,13 +171,13 @@ def change_secrets(app_state: AppStateDep, caller: PageCaller, texts: FormTexts)
         else:
             credentials.put_secret(session, Vault(app_state.settings), project_id, name, texts.get("value", ""))
 
-    return _change_stored("secrets", _secrets_page, app_state, caller, texts, change)
+    return _change_stored("secrets", app_state, caller, texts, change)
 
 
 @router.get("/ui/settings/registries")
 def show_registries(session: ReadSession, app_state: AppStateDep, caller: PageCaller, project: str = "") -> Response:
     """Show the logins for registries of one project, or of those for all projects."""
-    return _registries_page(session, app_state, caller, {"project": project})
+    return _stored_page("registries", session, app_state, caller, {"project": project})
 
 
 @router.post("/ui/settings/registries", dependencies=[SameOriginForm])
@@ -201,12 +199,11 @@ def change_registries(app_state: AppStateDep, caller: PageCaller, texts: FormTex
                 push="push" in texts,
             )
 
-    return _change_stored("registries", _registries_page, app_state, caller, texts, change)
+    return _change_stored("registries", app_state, caller, texts, change)
 
 
 def _change_stored(
     page: str,
-    show: Callable[..., Response],
     app_state: AppState,
     caller: Principal,
     texts: Mapping[str, str],
@@ -220,7 +217,7 @@ def _change_stored(
             change(session, project_id)
     except (KeyNeeded, SpecInvalid) as error:
         with app_state.database.read() as session:
-            return show(session, app_state, caller, texts, error)
+            return _stored_page(page, session, app_state, caller, texts, error)
     return RedirectResponse(settings_url(page, project=texts.get("project", "")), 303)
 
 

@@ -9,13 +9,11 @@ from service.auth.authentication import Caller, SearchSlot
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
 from service.http.routing import api_router
 from service.presenters.schedules import schedule_view, schedule_views
-from service.routes.jobs import FULL, NoQuery, SentSubmission, creation_responses, submission_schema
-from service.schemas.base import parse_request
+from service.routes.jobs import FULL, NoQuery, SentSubmission, create_from_jobs, creation_responses, submission_schema
 from service.schemas.jobs import JobView
 from service.schemas.schedules import SchedulesPage, ScheduleView, SubmitSchedule
 from service.submission import create
 from service.submission import schedules as submission
-from service.submission.body import run_submission
 
 router = api_router(prefix="/schedules", tags=["schedules"])
 
@@ -30,12 +28,7 @@ async def submit_schedule(
     response: Response, app_state: AppStateDep, sent: SentSubmission, _query: NoQuery
 ) -> ScheduleView:
     """Create a schedule of a job, as JSON or as a form with an archive in `workspace`."""
-    origin, body = sent
-
-    def submit() -> tuple[str, bool]:
-        return submission.create(app_state, origin, parse_request(SubmitSchedule, body.spec), body.workspace)
-
-    schedule_id, created = await run_submission(app_state, origin.key_id, body, submit)
+    schedule_id, created = await create_from_jobs(app_state, sent, SubmitSchedule, submission.create)
     response.status_code = 201 if created else 200
     return await app_state.lanes.reading.run(_show, app_state, schedule_id)
 

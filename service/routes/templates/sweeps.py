@@ -12,8 +12,7 @@ from service.deps import AppStateDep, ReadSession, WriteSession
 from service.http.json_body import json_body_schema, parse_json_body
 from service.http.routing import api_router
 from service.presenters.sweeps import sweep_details, sweep_views
-from service.routes.jobs import NoQuery, SentSubmission, creation_responses, submission_schema
-from service.schemas.base import parse_request
+from service.routes.jobs import NoQuery, SentSubmission, create_from_jobs, creation_responses, submission_schema
 from service.schemas.sweeps import (
     ReportTrial,
     RequestedTrial,
@@ -25,7 +24,6 @@ from service.schemas.sweeps import (
 )
 from service.submission import sweeps as submission
 from service.submission import trials
-from service.submission.body import run_submission
 
 router = api_router(prefix="/sweeps", tags=["sweeps"])
 
@@ -37,12 +35,7 @@ async def submit_sweep(
     response: Response, app_state: AppStateDep, sent: SentSubmission, _query: NoQuery
 ) -> SweepDetails:
     """Create a sweep of a job, as JSON or as a form with an archive in `workspace`."""
-    origin, body = sent
-
-    def submit() -> tuple[str, bool]:
-        return submission.create(app_state, origin, parse_request(SubmitSweep, body.spec), body.workspace)
-
-    sweep_id, created = await run_submission(app_state, origin.key_id, body, submit)
+    sweep_id, created = await create_from_jobs(app_state, sent, SubmitSweep, submission.create)
     response.status_code = 201 if created else 200
     return await app_state.lanes.reading.run(_show, app_state, sweep_id)
 
