@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from threading import Lock
@@ -23,7 +23,7 @@ from core.formatting import MIB
 from core.jobs import lifecycle, queries
 from core.jobs.costs import limits
 from core.jobs.costs.limits import Deadline
-from core.jobs.scheduling import claims, workers
+from core.jobs.scheduling import claims, repair_queries, workers
 from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.scheduling.port_allocations import PortRange
 from core.security import api_keys
@@ -53,6 +53,7 @@ from worker.service_link.workspaces import ServiceWorkspaces
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_LEASE_SWEEPS = 3  # sweeps that the holder of a lease may miss
 _NODES = "nodes together with other hosts"
 
 
@@ -281,6 +282,12 @@ class WorkerContext(Stores):
         with self.database.read() as session:
             jobs = workers.starting(session, self.worker_name, self.hostname, Job.array_id == job.array_id)
         return [other for other in jobs if other.id != job.id and other.id not in held]
+
+    def leads(self, lease: str) -> bool:
+        """Take or renew a lease on repairs; another worker gets it if this one misses a few sweeps."""
+        seconds = _LEASE_SWEEPS * self.settings.worker.sweep_seconds
+        holder = self.worker_name
+        return self.write(partial(repair_queries.try_become_leader, name=lease, holder=holder, seconds=seconds))
 
     def write(self, action: Callable[[Session], T]) -> T:
         """Run one short transaction."""

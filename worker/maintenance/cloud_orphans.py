@@ -1,14 +1,12 @@
 """Deletes TPUs that no job owns. One worker at a time does it, among those that can reach the cloud."""
 
 import logging
-from functools import partial
 from typing import cast
 
 from core.catalogue.backends import capabilities_of
 from core.db.models.jobs import Job
 from core.errors import StoreUnavailable
 from core.jobs import queries
-from core.jobs.scheduling import repair_queries
 from core.jobs.states import OWNED, TERMINAL
 from worker.backends.base import CloudBackend
 from worker.context import WorkerContext
@@ -16,7 +14,6 @@ from worker.context import WorkerContext
 logger = logging.getLogger(__name__)
 
 _LEASE_NAME = "clouds"
-_LEASE_SWEEPS = 3
 
 
 class CloudSweep:
@@ -32,7 +29,7 @@ class CloudSweep:
         """
         # A separate lease: the worker that does the other repairs may not reach the cloud.
         clouds = [name for name in self._context.enabled_backends if capabilities_of(name).billed]
-        if not clouds or not self._is_leader():
+        if not clouds or not self._context.leads(_LEASE_NAME):
             return {}
         backends = [cast("CloudBackend", self._context.backend(name)) for name in clouds]
         try:
@@ -42,14 +39,6 @@ class CloudSweep:
         except Exception:  # a failure here must not prevent the other repairs
             logger.exception("tpus_not_swept")
             return {}
-
-    def _is_leader(self) -> bool:
-        seconds = _LEASE_SWEEPS * self._context.settings.worker.sweep_seconds
-        return self._context.write(
-            partial(
-                repair_queries.try_become_leader, name=_LEASE_NAME, holder=self._context.worker_name, seconds=seconds
-            )
-        )
 
     def _is_owned(self, job_id: str, attempt: int) -> bool:
         job = self._read_job(job_id)

@@ -33,48 +33,13 @@ logger = logging.getLogger(__name__)
 
 _LEASE_NAME = "sweep"
 _OUTPUTS_LEASE_NAME = "outputs"  # of what only a worker that has the service's folders can do
-_LEASE_SWEEPS = 3
 UPLOAD_LEFTOVER_SECONDS = 24 * 3600
 HOST_LOST_SECONDS = 24 * 3600  # a host silent for this long is not expected to return and clean up its attempts
 PRUNE_INTERVAL_SECONDS = 3600.0
 PRUNE_SECONDS = 20.0
 """Longest time that deletions, by policy or of deleted jobs, delay the other repairs; the next sweep continues."""
 
-
-_INTERVAL_SECONDS = 600.0
-
-
-class ImageSweep:
-    def __init__(self, context: WorkerContext) -> None:
-        self._context = context
-
-    def prune(self) -> int:
-        """Remove images by disk usage and age; return how many."""
-        try:
-            return sum(len(backend.prune_images(everything=False)) for backend in self._context.image_backends())
-        except LaunchError as error:
-            logger.warning("images_not_pruned", extra={"error": str(error)})
-            return 0
-
-
-class EnvironmentSweep:
-    """The Python environments below this host's GRADIENT_HOME."""
-
-    def __init__(self, context: WorkerContext) -> None:
-        self._context = context
-        self._next_at = 0.0
-
-    def run(self) -> int:
-        """Remove environments by age and disk usage, every ten minutes; return how many."""
-        if time.monotonic() < self._next_at:
-            return 0
-        self._next_at = time.monotonic() + _INTERVAL_SECONDS
-        default = self._context.default_environment.wanted(service_python())
-        try:
-            return self._context.environments.evict(lambda folder: measure_used_bytes([folder]), keep=default)
-        except Exception:  # a failure here must not prevent the other repairs
-            logger.exception("environments_not_removed")
-            return 0
+_EVICT_INTERVAL_SECONDS = 600.0
 
 
 class Sweep:
@@ -83,8 +48,6 @@ class Sweep:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._cloud_sweep = CloudSweep(context)
-        self._image_sweep = ImageSweep(context)
-        self._environment_sweep = EnvironmentSweep(context)
         self._shared = SharedRepairs(
             context.database,
             context.settings,
@@ -94,7 +57,7 @@ class Sweep:
             on_lost=lambda job: AttemptSpans(job).emit_run(job, "worker_lost"),
         )
         self._refused_at: dict[str, float] = {}
-        self.prune_at = 0.0
+        self.prune_at = self._evict_at = 0.0
 
     def defer_lost_detection(self) -> None:
         """Wait again before declaring hosts lost: they could not send heartbeats."""
@@ -113,15 +76,15 @@ class Sweep:
         repaired = {
             "scratch": self._remove_scratch(held),
             "strays": self._destroy_orphans(held),
-            "images": self._image_sweep.prune(),
-            "environments": self._environment_sweep.run(),
+            "images": self.prune_images(),
+            "environments": self._evict_environments(),
             "uploads": self._context.workspaces.sweep_temporary(UPLOAD_LEFTOVER_SECONDS)
             + self._context.storage.sweep_incoming(UPLOAD_LEFTOVER_SECONDS),
         }
         repaired |= self._cloud_sweep.run()
         if self._context.link is None:  # else the service makes those that all hosts share
             repaired |= self._shared.run()
-            if self._is_leader():
+            if self._context.leads(_OUTPUTS_LEASE_NAME):
                 repaired |= {"deleted_jobs": self._remove_deleted_outputs(), "retention": self._prune()}
         if any(repaired.values()):
             logger.info("swept", extra=repaired)
@@ -130,13 +93,25 @@ class Sweep:
             )
         return repaired
 
-    def _is_leader(self) -> bool:
-        """Take or renew the lease on deleted outputs; another worker gets it if this one misses a few sweeps."""
-        seconds = _LEASE_SWEEPS * self._context.settings.worker.sweep_seconds
-        holder = self._context.worker_name
-        return self._context.write(
-            partial(repair_queries.try_become_leader, name=_OUTPUTS_LEASE_NAME, holder=holder, seconds=seconds)
-        )
+    def prune_images(self) -> int:
+        """Remove images by disk usage and age; return how many."""
+        try:
+            return sum(len(backend.prune_images(everything=False)) for backend in self._context.image_backends())
+        except LaunchError as error:
+            logger.warning("images_not_pruned", extra={"error": str(error)})
+            return 0
+
+    def _evict_environments(self) -> int:
+        """Remove Python environments by age and disk usage, every ten minutes; return how many."""
+        if time.monotonic() < self._evict_at:
+            return 0
+        self._evict_at = time.monotonic() + _EVICT_INTERVAL_SECONDS
+        default = self._context.default_environment.wanted(service_python())
+        try:
+            return self._context.environments.evict(lambda folder: measure_used_bytes([folder]), keep=default)
+        except Exception:  # a failure here must not prevent the other repairs
+            logger.exception("environments_not_removed")
+            return 0
 
     def _remove_scratch(self, held: Collection[tuple[str, int]]) -> int:
         """Destroy and remove attempts that are over, except those that another living host is to clean up.

@@ -37,7 +37,6 @@ from core.system.untrusted_folders import opened_beneath, opened_folder, remove_
 PIECE_BYTES = 8 << 20  # most bytes of files in one request
 MAX_UPLOADS = 500  # URLs in one answer
 _RECEIVED = "received.jsonl"
-_BLOCK = 1 << 20
 _PERMISSIONS = 0o755  # of what `ownership` leaves
 
 
@@ -267,8 +266,6 @@ def _has_arrived(file: ArtifactFile, received: ArtifactFile | None, *, final: bo
 
 
 def _hash(descriptor: int) -> str:
-    digest = hashlib.sha256()
     os.lseek(descriptor, 0, os.SEEK_SET)
-    while block := os.read(descriptor, _BLOCK):
-        digest.update(block)
-    return digest.hexdigest()
+    with os.fdopen(descriptor, "rb", closefd=False) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,7 +13,7 @@ from core.jobs.scheduling.claims import WorkerOffer
 from core.jobs.states import JobState
 from core.settings import Settings
 from worker.backends.tpu.backend import TpuBackend
-from worker.backends.tpu.storage import open_bucket
+from worker.backends.tpu.storage.region_bucket import open_bucket
 from worker.context import WorkerContext
 from worker.database_resource_inventory import DatabaseResourceInventory
 from worker.maintenance.cloud_orphans import CloudSweep

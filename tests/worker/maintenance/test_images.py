@@ -5,7 +5,7 @@ import pytest
 from core.settings import Settings
 from worker.backends.base import LaunchError
 from worker.context import WorkerContext
-from worker.maintenance.job_sweep import ImageSweep
+from worker.maintenance.job_sweep import Sweep
 
 
 class Keeper:
@@ -34,6 +34,6 @@ def host(sqlite_database, tmp_path):
 
 
 def test_an_engine_that_is_away_is_no_failure_of_the_sweep(host, keeper):
-    assert ImageSweep(host).prune() == 2
+    assert Sweep(host).prune_images() == 2
     keeper.error = LaunchError("engine_unavailable", "gone")
-    assert ImageSweep(host).prune() == 0
+    assert Sweep(host).prune_images() == 0

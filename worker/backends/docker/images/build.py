@@ -77,7 +77,7 @@ class ImageBuilder:
             raise LaunchError("option_refused", "building images is not allowed on this host (GRADIENT_IMAGES__BUILDS)")
         file = self._images.records()
         if self._images.find(name) is None:
-            self._build(spec, progress, file, self._params(spec, build.dockerfile, network, memory_bytes))
+            self._build(spec, progress, file, _build_params(spec, build.dockerfile, network, memory_bytes))
         image = self._images.find(name)
         if image is None:
             raise LaunchError("image_build", "it was built but does not exist")
@@ -86,16 +86,6 @@ class ImageBuilder:
         if build.target is None:
             return image
         return replace(image, digest=self._push(build.target, image, progress, file, push_auth))
-
-    def _params(self, spec: LaunchSpec, dockerfile: str, network: str, memory_bytes: int) -> dict[str, Any]:
-        return build_params(
-            built_name(spec),
-            dockerfile,
-            network=network,
-            memory_bytes=spec.memory_bytes or memory_bytes,
-            cpus=spec.job_spec.cpus,
-            shm_bytes=spec.shared_mem_bytes or DEFAULT_SHM_BYTES,
-        )
 
     def _build(self, spec: LaunchSpec, progress: Progress, file: ImageRecordsFile, params: dict[str, Any]) -> None:
         timeout_error = LaunchError("image_build", f"it was not built within {BUILD_SECONDS:.0f} seconds")
@@ -216,28 +206,21 @@ class _BuildOutput:
         self._log.close()
 
 
-def build_params(
-    name: str,
-    dockerfile: str,
-    *,
-    network: str,
-    memory_bytes: int,
-    cpus: float | None,
-    shm_bytes: int,
-) -> dict[str, Any]:
+def _build_params(spec: LaunchSpec, dockerfile: str, network: str, default_memory_bytes: int) -> dict[str, Any]:
     """Build the parameters of `POST /build` (Engine API 1.41), as close to a job's container as possible.
 
     The engine's builder cannot drop capabilities, set a user, limit processes or forbid new privileges.
     """
+    memory, cpus = spec.memory_bytes or default_memory_bytes, spec.job_spec.cpus
     return {
-        "t": name,
+        "t": built_name(spec),
         "dockerfile": dockerfile,
         "rm": True,
         "forcerm": True,  # also what a failed step leaves
         "networkmode": network,
-        "memory": memory_bytes,
-        "memswap": memory_bytes,
-        "shmsize": shm_bytes,
+        "memory": memory,
+        "memswap": memory,
+        "shmsize": spec.shared_mem_bytes or DEFAULT_SHM_BYTES,
         "ulimits": json.dumps([{"Name": "core", "Soft": 0, "Hard": 0}]),
         **({"cpuperiod": _CPU_PERIOD, "cpuquota": round(cpus * _CPU_PERIOD)} if cpus else {}),
     }

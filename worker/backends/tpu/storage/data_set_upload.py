@@ -6,13 +6,13 @@ import os
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from google.cloud import storage
 from google_crc32c import Checksum
 
 from core.storage.artifacts.paths import to_public_path
-from core.storage.artifacts.scan import SkipList, Skipped, scan
+from core.storage.artifacts.scan import SkipList, scan
 from core.storage.gcs.client import translate_errors
 from core.system.untrusted_folders import OPEN_FILE, open_beneath
 from worker.backends.tpu.cancellation import Check
@@ -24,18 +24,10 @@ _BLOCK = 1 << 20
 _CHUNK = 16 << 20  # of a resumable upload, held in memory
 
 
-class UploadResult(NamedTuple):
-    """Result of a copy: files, bytes, and what was left out and why."""
-
-    files: int
-    bytes: int
-    skipped: tuple[Skipped, ...]
-
-
-def upload_tree(
-    bucket: storage.Bucket, prefix: str, name: str, source: int, *, parallel: int, check: Check
-) -> UploadResult:
+def upload_tree(bucket: storage.Bucket, prefix: str, name: str, source: int, *, parallel: int, check: Check) -> None:
     """Copy a file, or every regular file below a folder; objects that are there already are not sent again.
+
+    Links are not followed. A name that has a line break, or is too long for Cloud Storage, is left out.
 
     Args:
         source: Descriptor of the file or folder; stays open.
@@ -47,7 +39,7 @@ def upload_tree(
     """
     try:
         whole = stat.S_ISDIR(os.fstat(source).st_mode)
-        sizes, skipped = _folder(source, prefix) if whole else _file(source, name)
+        sizes = _folder(source, prefix) if whole else _file(source, name)
         if sum(sizes.values()) > MAX_BYTES:
             raise BucketRefused(
                 "bucket_refused",
@@ -57,27 +49,18 @@ def upload_tree(
         _Uploader(bucket, prefix, source, check, whole=whole).copy(list(sizes), parallel)
     except OSError as error:
         raise BucketRefused("bucket_refused", f"The data set {name!r} cannot be read: {error}") from error
-    return UploadResult(len(sizes), sum(sizes.values()), skipped)
 
 
-def _folder(opened: int, prefix: str) -> tuple[dict[str, int], tuple[Skipped, ...]]:
-    skips, sizes = SkipList(), {}
-    contents = scan(opened, skips)
-    for path in contents.links:
-        skips.add(path, "a symbolic link is not followed")
-    for path, seen in contents.files.items():
-        if is_valid_name(prefix + to_public_path(path)):
-            sizes[path] = seen.size
-        else:
-            skips.add(path, "its name has a line break, or is too long for Cloud Storage")
-    return sizes, skips.entries()
+def _folder(opened: int, prefix: str) -> dict[str, int]:
+    files = scan(opened, SkipList()).files
+    return {path: seen.size for path, seen in files.items() if is_valid_name(prefix + to_public_path(path))}
 
 
-def _file(opened: int, name: str) -> tuple[dict[str, int], tuple[Skipped, ...]]:
+def _file(opened: int, name: str) -> dict[str, int]:
     status = os.fstat(opened)
     if not stat.S_ISREG(status.st_mode):
         raise BucketRefused("bucket_refused", f"The data set {name!r} is neither a file nor a folder.")
-    return {name: status.st_size}, ()
+    return {name: status.st_size}
 
 
 class _Uploader:

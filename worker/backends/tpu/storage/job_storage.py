@@ -23,7 +23,7 @@ from worker.backends.tpu import times
 from worker.backends.tpu.cancellation import pause
 
 if TYPE_CHECKING:
-    from worker.backends.tpu.storage import BucketPaths, RegionBucket
+    from worker.backends.tpu.storage.region_bucket import BucketPaths, RegionBucket
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def make_bucket_opener(settings: Settings) -> OpenBucket | None:
         return None
     # Loaded only where there are TPUs: Google's library takes a second, and need not be installed elsewhere.
     # A bucket stays open: each new client would ask Google for a token of its own.
-    return cache(partial(import_module("worker.backends.tpu.storage").open_bucket, settings))
+    return cache(partial(import_module("worker.backends.tpu.storage.region_bucket").open_bucket, settings))
 
 
 def region_of(zone: str) -> str:

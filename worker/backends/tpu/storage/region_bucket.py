@@ -36,7 +36,7 @@ from worker.backends.tpu.storage.access import (
     impersonate,
     probe_bucket,
 )
-from worker.backends.tpu.storage.data_set_upload import UploadResult, upload_tree
+from worker.backends.tpu.storage.data_set_upload import upload_tree
 from worker.backends.tpu.storage.download import DownloadResult, OutputDownloader
 from worker.backends.tpu.storage.errors import BucketRefused, translate_bucket_errors
 from worker.backends.tpu.storage.mailbox import Mailbox
@@ -62,7 +62,6 @@ class BucketPaths:
     model_dir: str  # outputs, `gs://…/jobs/<id>/model`
     data_dir: str
     credentials: dict[str, str] | None
-    expires_at: float | None  # Unix time at which the credentials expire
 
 
 def open_bucket(settings: Settings, region: str) -> "RegionBucket":
@@ -108,7 +107,6 @@ class RegionBucket:
             model_dir=f"gs://{self.name}/{prefix}model",
             data_dir=f"gs://{self.name}/{prefix}data",
             credentials=self._variables(token.text),
-            expires_at=token.expires_at,
         )
 
     def token(self, job_id: str) -> Token:
@@ -245,20 +243,20 @@ class RegionBucket:
         client = open_client(gcs, credentials)
         return probe_bucket(client.bucket(self.name), service_account)
 
-    def stage(self, job_id: str, name: str, source: int, check: Check = no_check) -> UploadResult:
+    def stage(self, job_id: str, name: str, source: int, check: Check = no_check) -> None:
         """Copy a data set, an open file or folder, to the job's data folder."""
-        return self._upload(f"{self._prefix(job_id)}data/", name, source, check)
+        self._upload(f"{self._prefix(job_id)}data/", name, source, check)
 
-    def resume(self, job_id: str, artifacts: Path, check: Check = no_check) -> UploadResult:
+    def resume(self, job_id: str, artifacts: Path, check: Check = no_check) -> None:
         """Copy an earlier attempt's artifacts to the job's model folder.
 
         The job's prefix was removed when that attempt ended.
         """
         with opened_folder(artifacts) as opened:
-            return self._upload(f"{self._prefix(job_id)}model/", artifacts.name, opened, check)
+            self._upload(f"{self._prefix(job_id)}model/", artifacts.name, opened, check)
 
-    def _upload(self, prefix: str, name: str, source: int, check: Check) -> UploadResult:
-        return upload_tree(self._bucket, prefix, name, source, parallel=self._parallel, check=check)
+    def _upload(self, prefix: str, name: str, source: int, check: Check) -> None:
+        upload_tree(self._bucket, prefix, name, source, parallel=self._parallel, check=check)
 
     def mirror(self, job_id: str, into: Path, folder: str = "model") -> DownloadResult:
         """Download what is new in the job's model folder, or another one; inputs are not downloaded."""

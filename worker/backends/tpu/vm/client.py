@@ -28,7 +28,7 @@ from worker.backends.tpu.vm.vm_sessions import session_token
 from worker.runner.control_files import STOPPING_FILE, write_control_file
 
 if TYPE_CHECKING:
-    from worker.backends.tpu.storage import Mailbox
+    from worker.backends.tpu.storage.mailbox import Mailbox
 
 _HERE = Path(__file__).parent
 SHUTDOWN = (_HERE / "shutdown.sh").read_text()  # the script that each VM runs when it is shut down

@@ -36,7 +36,7 @@ from worker.runner.control_files import STOPPING_FILE, WARNED_FILE, read_control
 from worker.runner.stores import REPORT_STEPS, STREAMED_FILES
 
 if TYPE_CHECKING:
-    from worker.backends.tpu.storage import Mailbox
+    from worker.backends.tpu.storage.mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from core.system.filesystem import write_all
 from worker.runner.stores import PART_BYTES
 
 if TYPE_CHECKING:
-    from worker.backends.tpu.storage import Mailbox
+    from worker.backends.tpu.storage.mailbox import Mailbox
 
 PHASES = ("", "here", "pulling", "prepared", "running")
 FAILED = "failed"
