@@ -108,14 +108,14 @@ def _workers(snapshot: ServiceSnapshot) -> Iterator[Metric]:
         (backend,): sum(backend in worker.backends for worker in snapshot.workers) for backend in sorted(offered)
     }
     yield _gauge("workers", "Workers seen in the last minute.", ["backend"], offering)
-    known = {(worker.name, worker.host): worker for worker in (*snapshot.workers, *snapshot.lost_workers)}
-    seen = {labels: worker.heartbeat_age for labels, worker in known.items()}
+    workers = {(worker.name, worker.host): worker for worker in (*snapshot.workers, *snapshot.lost_workers)}
+    seen = {labels: worker.heartbeat_age for labels, worker in workers.items()}
     yield _gauge("worker_seen_seconds", "Time since a worker was last seen.", _WORKER_LABELS, seen)
-    drained = {labels: worker.drained_age is not None for labels, worker in known.items()}
+    drained = {labels: worker.drained_age is not None for labels, worker in workers.items()}
     yield _gauge("worker_drained", "1 if the worker is drained and claims no jobs.", _WORKER_LABELS, drained)
     slots = {(worker.name, worker.host): worker.slots for worker in snapshot.workers}
     yield _gauge("worker_slots", "Jobs that a worker can run at once.", _WORKER_LABELS, slots)
-    held = {labels: worker.held for labels, worker in known.items()}
+    held = {labels: worker.held for labels, worker in workers.items()}
     yield _gauge("worker_jobs", "Jobs that a worker is running.", _WORKER_LABELS, held)
 
 
