@@ -5,7 +5,7 @@ from functools import cache, partial
 from itertools import combinations
 from typing import Any, Literal, cast
 
-from sqlalchemy import Select, bindparam, func, select, update
+from sqlalchemy import Select, SQLColumnExpression, bindparam, func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -151,13 +151,23 @@ def by_ids(session: Session, ids: Collection[str]) -> list[Comparison]:
 
 
 def listed() -> Select[Comparison]:
-    """Return the query for all comparisons, newest first."""
-    return select(Comparison).join(Project).where(Project.deleted_at.is_(None)).order_by(Comparison.seq.desc())
+    return select(Comparison).join(Project).where(Project.deleted_at.is_(None))
+
+
+def orders() -> dict[str, SQLColumnExpression[Any]]:
+    """Return what a list of comparisons can be ordered by; their figures are measured anew for each."""
+    members = select(func.count(ComparisonJob.job_id)).join(Job, Job.id == ComparisonJob.job_id)
+    jobs = members.where(Job.deleted_at.is_(None), ComparisonJob.comparison_id == Comparison.id).scalar_subquery()
+    return {
+        "name": func.lower(Comparison.name),
+        "jobs": func.coalesce(Comparison.imported_jobs, jobs),
+        "created": Comparison.seq,
+    }
 
 
 def page(session: Session, *, limit: int, after: str | None = None) -> list[Comparison]:
     """Return comparisons, newest first, that were created before the one of the id `after`."""
-    query = listed()
+    query = listed().order_by(Comparison.seq.desc())
     if after is not None:
         try:
             query = query.where(Comparison.seq < get(session, after).seq)

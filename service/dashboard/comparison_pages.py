@@ -14,7 +14,7 @@ from core.jobs import queries
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.auth.ownership import OwnerCheck
 from service.dashboard.charts import Chart, Series
-from service.dashboard.lists.numbered_pages import FirstRow, read_page
+from service.dashboard.lists.numbered_pages import RequestedPage, read_page
 from service.dashboard.login import FormTexts, SameOriginForm
 from service.dashboard.rendering import render_page
 from service.deps import AppStateDep, ReadSession, WriteSession
@@ -150,8 +150,10 @@ def _median(spread: SpreadView | None) -> float | None:
 
 
 @router.get("/ui/comparisons", dependencies=[SearchSlot])
-def show_comparisons(session: ReadSession, app_state: AppStateDep, caller: PageCaller, at: FirstRow = 1) -> Response:
-    page = read_page(session, comparisons.listed(), at, _PAGE_COMPARISONS)
+def show_comparisons(
+    session: ReadSession, app_state: AppStateDep, caller: PageCaller, requested: RequestedPage
+) -> Response:
+    page = read_page(session, comparisons.listed(), comparisons.orders(), requested, _PAGE_COMPARISONS)
     views = [comparison_view(session, app_state, comparison) for comparison in page.rows]
     return render_page("lists/sets.html", caller=caller, section="comparisons", page=page, sets=views)
 

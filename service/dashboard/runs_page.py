@@ -44,8 +44,8 @@ from service.dashboard.lists.job_list import (
     column_choices,
     filter_among,
     fold,
+    next_order,
     shown_columns,
-    sort_link,
     state_links,
     suggest,
 )
@@ -290,9 +290,7 @@ def _table(
         "options": texts,
         **column_choices(views, last, listed),
         "columns": columns,
-        "sort_links": {
-            column.name: sort_link(state, column, lowest=goals.get(column.name) == "min") for column in columns
-        },
+        "orders": {column.name: next_order(state.sort, column, goals.get(column.name, "")) for column in columns},
     }
 
 

@@ -9,13 +9,15 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cache, partial
 from itertools import islice, product
+from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
-from sqlalchemy import func, select, update
+from sqlalchemy import SQLColumnExpression, func, select, update
 from sqlalchemy.orm import Session
 
 from core.db.database import now
+from core.db.models.credentials import ApiKey
 from core.db.models.jobs import IS_ACTIVE, Job
 from core.db.models.schedules import Schedule
 from core.errors import SpecInvalid
@@ -197,8 +199,23 @@ def unended_jobs(session: Session, schedule_id: str) -> list[Job]:
     return list(session.scalars(unended.order_by(Job.seq)))
 
 
+_last_job = select(func.max(Job.seq)).where(Job.schedule_id == Schedule.id, Job.deleted_at.is_(None)).scalar_subquery()
+
+
+def orders() -> dict[str, SQLColumnExpression[Any]]:
+    """Return what a list of schedules can be ordered by."""
+    owner = select(ApiKey.name).where(ApiKey.id == Schedule.submitted_by).scalar_subquery()
+    return {
+        "name": templates.shown_name(Schedule),
+        "times": Schedule.cron,
+        "next": Schedule.next_at,
+        "last": _last_job,
+        "owner": func.lower(func.coalesce(owner, Schedule.submitted_by)),
+        "created": Schedule.seq,
+    }
+
+
 def last_jobs(session: Session, ids: Collection[str]) -> Sequence[Job]:
     """Return of each of these schedules the job that it created last, if it is not deleted."""
-    last = select(func.max(Job.seq)).where(Job.schedule_id == Schedule.id, Job.deleted_at.is_(None)).scalar_subquery()
-    seqs = session.scalars(select(last).where(Schedule.id.in_(ids))).all()
+    seqs = session.scalars(select(_last_job).where(Schedule.id.in_(ids))).all()
     return session.scalars(select(Job).where(Job.seq.in_([seq for seq in seqs if seq is not None]))).all()

@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from sqlalchemy import ColumnElement, func, select, true
+from sqlalchemy import ColumnElement, SQLColumnExpression, String, cast, func, literal, select, true
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -25,6 +25,12 @@ def get(table: type[T], session: Session, template_id: str, *, lock: bool = Fals
     if template is None:
         raise (ScheduleNotFound if table is Schedule else SweepNotFound)(template_id)
     return template
+
+
+def shown_name(table: type[Schedule] | type[Sweep]) -> SQLColumnExpression[str]:
+    """Return the SQL expression of a name, in lower case; without one it is the kind with its number."""
+    given = func.nullif(table.spec_json["name"].as_string(), "")
+    return func.lower(func.coalesce(given, literal(f"{_noun(table)} ") + cast(table.seq, String)))
 
 
 def page(session: Session, table: type[T], *, limit: int, after: str | None) -> tuple[list[T], str | None]:

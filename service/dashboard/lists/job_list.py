@@ -237,16 +237,16 @@ def state_links(state: ListState, terms: list[Term]) -> list[Chip]:
     ]
 
 
-def sort_link(state: ListState, column: Column, *, lowest: bool = False) -> tuple[str, str]:
-    """Return where a column's title leads, and the order of the list by it now, as `aria-sort` has it.
+def next_order(sort: str, column: Column, goal: str = "") -> tuple[str, str]:
+    """Return the order to which a column's title leads, and that by it now, as `aria-sort` has it.
 
-    `lowest`: the lowest values come first.
+    `goal`: `min` if the lowest values come first.
     """
-    current = state.sort or "-created"
+    current = sort or "-created"
     order = {column.sort: "ascending", f"-{column.sort}": "descending"}.get(current, "none")
-    first = f"-{column.sort}" if column.numeric and not lowest else column.sort
+    first = f"-{column.sort}" if column.numeric and goal != "min" else column.sort
     other = column.sort if first.startswith("-") else f"-{column.sort}"
-    return state.url(sort=other if current == first else first), order
+    return other if current == first else first, order
 
 
 @dataclass(frozen=True, slots=True)

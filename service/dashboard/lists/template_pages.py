@@ -16,7 +16,7 @@ from core.jobs.templates import schedules
 from core.jobs.templates.sweeps import sweeps
 from service.auth.authentication import PageCaller, SearchSlot, require_key_or_session
 from service.auth.ownership import OwnerCheck, changeable
-from service.dashboard.lists.numbered_pages import FirstRow, read_page
+from service.dashboard.lists.numbered_pages import RequestedPage, read_page
 from service.dashboard.login import SameOriginForm
 from service.dashboard.rendering import render_page, runs_url
 from service.deps import AppStateDep, ReadSession, RequestId, WriteSession
@@ -36,8 +36,10 @@ _SWEEP_CHANGES = {"pause": sweeps.pause, "resume": sweeps.resume, "stop": sweeps
 
 
 @router.get("/ui/schedules", dependencies=[SearchSlot])
-def show_schedules(session: ReadSession, app_state: AppStateDep, caller: PageCaller, at: FirstRow = 1) -> Response:
-    page = read_page(session, select(Schedule).order_by(Schedule.seq.desc()), at, _PAGE)
+def show_schedules(
+    session: ReadSession, app_state: AppStateDep, caller: PageCaller, requested: RequestedPage
+) -> Response:
+    page = read_page(session, select(Schedule), schedules.orders(), requested, _PAGE)
     views = schedule_views(session, app_state, page.rows)
     return render_page("lists/schedules.html", caller=caller, page=page, schedules=views)
 
@@ -78,8 +80,8 @@ def change_schedule(
 
 
 @router.get("/ui/sweeps", dependencies=[SearchSlot])
-def show_sweeps(session: ReadSession, app_state: AppStateDep, caller: PageCaller, at: FirstRow = 1) -> Response:
-    page = read_page(session, select(Sweep).order_by(Sweep.seq.desc()), at, _PAGE)
+def show_sweeps(session: ReadSession, app_state: AppStateDep, caller: PageCaller, requested: RequestedPage) -> Response:
+    page = read_page(session, select(Sweep), sweeps.orders(session), requested, _PAGE)
     views = sweep_views(session, app_state, page.rows)
     return render_page("lists/sets.html", caller=caller, section="sweeps", page=page, sets=views)
 

@@ -57,7 +57,7 @@ if (table) selectRows(table);
 
 if (document.getElementById("peek")) openBeside(enliven);
 
-if (document.querySelector("[data-sorts]")) sortTables();
+if (document.querySelector("[data-sorts], [data-ordered]")) sortTables();
 
 document.querySelectorAll("[data-complete]").forEach(completeQuery);
 

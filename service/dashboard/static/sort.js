@@ -1,4 +1,5 @@
-// Tables sorted by a click on a head, or by a list of them where a phone shows no heads; filtered by what is typed.
+// Whole tables sorted by a click on a head, and filtered by what is typed; the server orders those that have pages.
+// Where a phone shows no heads, a choice of them stands before both kinds.
 
 import { onChange } from "./live.js";
 
@@ -20,16 +21,20 @@ function sort(table) {
   table.tBodies[0].append(...rows.map(([, row]) => row));
 }
 
-// A choice of the heads, which stands before the table.
 function offerOrders(table) {
   if (table.previousElementSibling?.matches(".sort-by") || table.tBodies[0].rows.length < 2) return;
   const label = Object.assign(document.createElement("label"), { className: "sort-by", textContent: "Sort by" });
   const choice = document.createElement("select");
   choice.append(new Option("–", ""));
-  for (const head of table.tHead.rows[0].cells) {
-    for (const [mark, descending] of [["↑", ""], ["↓", "1"]]) choice.append(new Option(`${head.textContent.trim()} ${mark}`, `${head.cellIndex},${descending}`));
+  for (const head of table.tHead.querySelectorAll("th:has(a, button)")) {
+    for (const [mark, descending, order] of [["↑", "", "ascending"], ["↓", "1", "descending"]]) {
+      const value = head.dataset.sort ? `?sort=${descending && "-"}${head.dataset.sort}` : `${head.cellIndex},${descending}`;
+      const isNow = head.ariaSort === order;
+      choice.append(new Option(`${head.textContent.trim()} ${mark}`, value, isNow, isNow));
+    }
   }
   choice.addEventListener("change", () => {
+    if (choice.value.startsWith("?")) return location.assign(choice.value);
     const [column, descending] = choice.value.split(",");
     if (choice.value) orders.set(table.id, [Number(column), Boolean(descending)]);
     sort(table);
@@ -47,7 +52,7 @@ export function sortTables() {
   const field = document.querySelector("[data-filter]");
   const start = () => {
     document.querySelectorAll("[data-sorts]").forEach(sort);
-    document.querySelectorAll("[data-sorts]").forEach(offerOrders);
+    document.querySelectorAll("[data-sorts], [data-ordered]").forEach(offerOrders);
     if (field) filter(field);
   };
   field?.addEventListener("input", start);

@@ -49,6 +49,19 @@ def test_a_phone_sorts_lists_by_a_choice_in_place_of_their_heads(open_page, serv
     assert not browser.evaluate("document.querySelector('.sort-by').checkVisibility()")
 
 
+def test_a_phone_sorts_a_list_over_all_its_pages(open_page, service):
+    for at in range(51):
+        body = make_job_body(cron="0 3 * * *", name=f"a-{at:02}")
+        service.request("POST", "/schedules", json=body)
+    browser = open_page("/ui/schedules", (390, 844))
+    first, order = "document.querySelector('tbody .name a').innerText", "document.querySelector('.sort-by select')"
+    browser.wait_for(f"{order}?.checkVisibility()")
+    browser.evaluate(f"{order}.value = '?sort=name', {order}.dispatchEvent(new Event('change'))")
+    browser.wait_for(f"{first} === 'a-00' && {order}?.selectedOptions[0].text === 'Schedule ↑'")
+    browser.click("[rel=next]")
+    browser.wait_for(f"{first} === 'a-50'")
+
+
 def test_the_names_of_a_comparison_and_a_schedule_stay_whole_beside_their_actions(open_page, service):
     spec = {"machineType": "CPU,V100", "command": "true", "name": "a name of some length"}
     compared = service.request("POST", "/comparisons", files=make_form(spec, make_zip({"a": b""}))).json()["id"]

@@ -1,11 +1,11 @@
 """Sweeps in the database. `service.submission.sweeps` begins their trials."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy import Select, SQLColumnExpression, and_, case, func, or_, select, update
 from sqlalchemy import delete as delete_rows
 from sqlalchemy.orm import Session
 
@@ -14,13 +14,12 @@ from core.db.models.jobs import Job
 from core.db.models.sweeps import Sweep, SweepTrial
 from core.errors import SpecInvalid
 from core.jobs import lifecycle
-from core.jobs.costs.amounts import cost, duration, gpu_hours
+from core.jobs.costs.amounts import cost, duration, gpu_hours, seconds_between
 from core.jobs.spec.params import Value
 from core.jobs.templates import templates
 from core.jobs.templates.sweeps.plan import Plan
 from core.security.actor import record_change
 
-_HOUR = timedelta(hours=1)
 _UNENDED = and_(SweepTrial.state == "running", SweepTrial.job_id.is_not(None))
 
 get = partial(templates.get, Sweep)
@@ -87,11 +86,38 @@ def spent(session: Session, sweep_id: str) -> Spent:
     """Return what the trials of a sweep have taken."""
     dialect = session.get_bind().dialect.name
     totals = select(func.sum(duration(dialect)), func.sum(cost(dialect)), func.sum(gpu_hours(dialect)))
-    seconds, dollars, hours_of_gpus = session.execute(totals.where(Job.array_id == sweep_id)).one()
-    trials = select(SweepTrial.created_at, func.coalesce(SweepTrial.ended_at, now()))
-    times = session.execute(trials.where(SweepTrial.sweep_id == sweep_id, SweepTrial.job_id.is_(None)))
-    hours = sum((end - start) / _HOUR for start, end in times)
-    return Spent((seconds or 0.0) / 3600 + hours, dollars or 0.0, hours_of_gpus or 0.0)
+    of_jobs, dollars, hours_of_gpus = session.execute(totals.where(Job.array_id == sweep_id)).one()
+    of_programs = session.scalar(_ran_in_programs(dialect).where(SweepTrial.sweep_id == sweep_id))
+    return Spent(((of_jobs or 0.0) + (of_programs or 0.0)) / 3600, dollars or 0.0, hours_of_gpus or 0.0)
+
+
+def _ran_in_programs(dialect: str) -> Select[float]:
+    """Return the query for the seconds of trials that programs evaluate."""
+    ran = seconds_between(dialect, SweepTrial.created_at, func.coalesce(SweepTrial.ended_at, now()))
+    return select(func.sum(ran)).where(SweepTrial.job_id.is_(None))
+
+
+def orders(session: Session) -> dict[str, SQLColumnExpression[Any]]:
+    """Return what a list of sweeps can be ordered by."""
+    dialect = session.get_bind().dialect.name
+
+    def total(amount: SQLColumnExpression[Any]) -> SQLColumnExpression[Any]:
+        return func.coalesce(select(func.sum(amount)).where(Job.array_id == Sweep.id).scalar_subquery(), 0.0)
+
+    of_programs = _ran_in_programs(dialect).where(SweepTrial.sweep_id == Sweep.id).scalar_subquery()
+    of_sweep = SweepTrial.sweep_id == Sweep.id
+    lowest, highest, trials = (
+        select(value).where(of_sweep).scalar_subquery()
+        for value in (func.min(SweepTrial.value), func.max(SweepTrial.value), func.count(SweepTrial.number))
+    )
+    return {
+        "name": templates.shown_name(Sweep),
+        "best": case((Sweep.plan["goal"].as_string() == "min", lowest), else_=highest),
+        "time": total(duration(dialect)) + func.coalesce(of_programs, 0.0),
+        "cost": total(cost(dialect)),
+        "jobs": trials,
+        "created": Sweep.seq,
+    }
 
 
 def over_ceiling(session: Session, sweep: Sweep) -> str | None:
