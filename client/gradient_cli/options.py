@@ -109,14 +109,21 @@ def add_common(
     json: str = "print one JSON object and nothing else",
     **defaults: object,
 ) -> None:
-    """Add the last flags of a command that asks the server, `--json` with this help, and the function that runs it."""
-    add_json(parser, json)
+    """Add the last flags of a command that asks the server, `--json` if it has a help, and what runs it."""
+    if json:
+        add_json(parser, json)
     add_connection(parser)
     parser.set_defaults(run=run, **defaults)
 
 
 def add_job_id(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "id", nargs="?", metavar="ID", help=_ID_HELP)
+
+
+def add_for_job(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], **options: str) -> None:
+    """Add a command about one job that has no options of its own; see `add_common`."""
+    add_job_id(parser)
+    add_common(parser, run, **options)
 
 
 def add_job_ids(parser: argparse.ArgumentParser) -> None:

@@ -16,10 +16,9 @@ from gradient_cli.api.forms import file_chunks
 from gradient_cli.api.paths import (
     COMPARISONS,
     comparison_path,
+    credentials_path,
     job_path,
     range_headers,
-    registries_path,
-    secrets_path,
     storage_path,
     template_path,
 )
@@ -405,27 +404,15 @@ class Api(SubmissionApi):
         path = "/".join(["/notifications", *(quote(name, safe="") for name in names)])
         return self._transport.json(method, path, body=body)
 
-    def secrets(self, project_id: str | None) -> dict[str, Any]:
-        return self._transport.json("GET", secrets_path(project_id), needs="secrets")
+    def credentials(self, kind: str, project_id: str | None) -> dict[str, Any]:
+        """List `secrets` or `registries` that a project's jobs use, or those shared by all projects."""
+        return self._transport.json("GET", credentials_path(kind, project_id), needs=kind)
 
-    def set_secret(self, name: str, value: str, project_id: str | None) -> dict[str, Any]:
-        return self._transport.json("PUT", secrets_path(project_id, name), body={"value": value}, needs="name")
+    def set_credential(self, kind: str, name: str, content: dict[str, Any], project_id: str | None) -> dict[str, Any]:
+        return self._transport.json("PUT", credentials_path(kind, project_id, name), body=content, needs="createdAt")
 
-    def delete_secret(self, name: str, project_id: str | None) -> None:
-        self._transport.json("DELETE", secrets_path(project_id, name))
-
-    def registries(self, project_id: str | None) -> dict[str, Any]:
-        """List the registries that a project's jobs log in to, or those shared by all projects."""
-        return self._transport.json("GET", registries_path(project_id), needs="registries")
-
-    def set_registry(
-        self, host: str, username: str, password: str, project_id: str | None, *, push: bool
-    ) -> dict[str, Any]:
-        body = {"username": username, "password": password, "push": push}
-        return self._transport.json("PUT", registries_path(project_id, host), body=body, needs="host")
-
-    def delete_registry(self, host: str, project_id: str | None) -> None:
-        self._transport.json("DELETE", registries_path(project_id, host))
+    def delete_credential(self, kind: str, name: str, project_id: str | None) -> None:
+        self._transport.json("DELETE", credentials_path(kind, project_id, name))
 
     def health(self) -> dict[str, Any]:
         return self._transport.json("GET", "/health", needs="status")

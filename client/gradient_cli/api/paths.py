@@ -38,11 +38,7 @@ def template_path(noun: str, template_id: str, action: str = "") -> str:
     return f"/{noun}/{_segment(template_id)}{action and '/' + action}"
 
 
-def secrets_path(project_id: str | None, name: str | None = None) -> str:
+def credentials_path(kind: str, project_id: str | None, name: str | None = None) -> str:
+    """Return the path of `secrets` or `registries`, or of one of them by its name or host."""
     start = "" if project_id is None else f"/projects/{_segment(project_id)}"
-    return f"{start}/secrets" + ("" if name is None else f"/{_segment(name)}")
-
-
-def registries_path(project_id: str | None, host: str | None = None) -> str:
-    start = "" if project_id is None else f"/projects/{_segment(project_id)}"
-    return f"{start}/registries" + ("" if host is None else f"/{_segment(host)}")
+    return f"{start}/{kind}" + ("" if name is None else f"/{_segment(name)}")

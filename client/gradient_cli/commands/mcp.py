@@ -6,13 +6,12 @@ import argparse
 from importlib import import_module
 
 from gradient_cli.errors import OK, ClientError
-from gradient_cli.options import add_connection
+from gradient_cli.options import add_common
 
 
 def add_mcp(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--write", action="store_true", help="also offer tools that submit and stop jobs")
-    add_connection(parser)
-    parser.set_defaults(run=serve)
+    add_common(parser, serve, json="")
 
 
 def serve(args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from gradient_cli.api.client import Api
 from gradient_cli.arguments import connect
 from gradient_cli.errors import OK, ClientError, UsageError
 from gradient_cli.formatting import print_json
-from gradient_cli.options import add_connection, add_json, add_positional
+from gradient_cli.options import add_common, add_positional
 from gradient_cli.workspace import job_spec as specs
 from gradient_cli.workspace import project_file, submission, workspace_path
 
@@ -30,9 +30,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         help="TOML file with a table [[jobs]] for each job, with the options of `jobs create`; after and inputs may "
         "refer to a job above by its name",
     )
-    add_json(parser, "print the jobs as one JSON array")
-    add_connection(parser)
-    parser.set_defaults(run=run)
+    add_common(parser, run, "print the jobs as one JSON array")
 
 
 def run(args: argparse.Namespace) -> int:

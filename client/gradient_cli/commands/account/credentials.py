@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gradient_cli import terminal
@@ -32,13 +33,9 @@ def add_set_secret(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, set_secret)
 
 
-def add_list_secrets(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, list_secrets)
-
-
 def add_delete_secret(parser: argparse.ArgumentParser) -> None:
     add_positional(parser, "name", needed=True, metavar="NAME", help="name of the secret")
-    _add_common(parser, delete_secret)
+    _add_common(parser, delete, kind="secrets")
 
 
 def add_set_registry(parser: argparse.ArgumentParser) -> None:
@@ -48,23 +45,19 @@ def add_set_registry(parser: argparse.ArgumentParser) -> None:
     _add_common(parser, set_registry)
 
 
-def add_list_registries(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, list_registries)
-
-
 def add_delete_registry(parser: argparse.ArgumentParser) -> None:
     _add_host(parser)
-    _add_common(parser, delete_registry)
+    _add_common(parser, delete, kind="registries")
 
 
 def _add_host(parser: argparse.ArgumentParser) -> None:
     text = "host as in image names, such as ghcr.io or localhost:5000; docker.io for Docker Hub"
-    add_positional(parser, "host", needed=True, metavar="HOST", help=text)
+    add_positional(parser, "name", needed=True, metavar="HOST", help=text)
 
 
-def _add_common(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int]) -> None:
+def _add_common(parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], **defaults: str) -> None:
     parser.add_argument("--project", metavar="NAME", help="only for jobs of this project (default: all projects)")
-    add_common(parser, run)
+    add_common(parser, run, **defaults)
 
 
 def set_secret(args: argparse.Namespace) -> int:
@@ -72,13 +65,13 @@ def set_secret(args: argparse.Namespace) -> int:
     project_id = _project_id(api, args.project)
     # A file is sent unchanged: the newline at the end of a private key belongs to it.
     value = _read_file(args.from_file) if args.from_file else read_hidden("value", f"Value of {args.name}: ")
-    secret = api.set_secret(args.name, value, project_id)
+    secret = api.set_credential("secrets", args.name, {"value": value}, project_id)
     return print_result(args, secret, f"stored; jobs get it with --envVars {args.name}=secret:{args.name}")
 
 
 def list_secrets(args: argparse.Namespace) -> int:
     api = connect(args)
-    answer = api.secrets(_project_id(api, args.project))
+    answer = api.credentials("secrets", _project_id(api, args.project))
     rows = [
         [secret["name"], format_past(secret["createdAt"]), format_past(secret["updatedAt"])]
         for secret in answer["secrets"]
@@ -87,26 +80,21 @@ def list_secrets(args: argparse.Namespace) -> int:
     return print_list(args, answer, ("NAME", "CREATED", "CHANGED"), rows, empty)
 
 
-def delete_secret(args: argparse.Namespace) -> int:
-    api = connect(args)
-    api.delete_secret(args.name, _project_id(api, args.project))
-    return _print_deleted(args, args.name)
-
-
 def set_registry(args: argparse.Namespace) -> int:
     if not args.username:
         raise UsageError("username: required", hint="For example --username alice.")
     api = connect(args)
     project_id = _project_id(api, args.project)
-    password = read_hidden("password", f"Password of {args.username} at {args.host}: ")
-    registry = api.set_registry(args.host, args.username, password, project_id, push=args.push)
+    password = read_hidden("password", f"Password of {args.username} at {args.name}: ")
+    login = {"username": args.username, "password": password, "push": args.push}
+    registry = api.set_credential("registries", args.name, login, project_id)
     also = ", also to push" if args.push else ""
     return print_result(args, registry, f"stored; workers log in to {registry['host']} as {args.username}{also}")
 
 
 def list_registries(args: argparse.Namespace) -> int:
     api = connect(args)
-    answer = api.registries(_project_id(api, args.project))
+    answer = api.credentials("registries", _project_id(api, args.project))
     rows = [
         [
             registry["host"],
@@ -120,14 +108,10 @@ def list_registries(args: argparse.Namespace) -> int:
     return print_list(args, answer, ("HOST", "USERNAME", "PUSH", "CHANGED"), rows, empty)
 
 
-def delete_registry(args: argparse.Namespace) -> int:
+def delete(args: argparse.Namespace) -> int:
     api = connect(args)
-    api.delete_registry(args.host, _project_id(api, args.project))
-    return _print_deleted(args, args.host)
-
-
-def _print_deleted(args: argparse.Namespace, what: str) -> int:
-    return print_result(args, {"name": what, "deleted": True}, f"deleted {terminal.sanitize(what)}")
+    api.delete_credential(args.kind, args.name, _project_id(api, args.project))
+    return print_result(args, {"name": args.name, "deleted": True}, f"deleted {terminal.sanitize(args.name)}")
 
 
 def _project_id(api: Api, name: str | None) -> str | None:
@@ -178,3 +162,6 @@ def _read_file(path: str) -> str:
     except UnicodeDecodeError:
         where = "standard input" if path == _STDIN else path
         raise UsageError(f"{where}: not UTF-8 text", hint="Encode it, for example with base64.") from None
+
+
+add_list_secrets, add_list_registries = (partial(_add_common, run=run) for run in (list_secrets, list_registries))

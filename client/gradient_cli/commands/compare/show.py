@@ -25,7 +25,7 @@ from gradient_cli.formatting import (
     print_list,
     print_table,
 )
-from gradient_cli.options import LAST, add_common, add_connection, add_option, add_positional
+from gradient_cli.options import LAST, add_common, add_option, add_positional
 
 _WAIT_SECONDS = 2.0
 _ID_CHARACTERS, _MOST, _NAMED = 14, 100, 5
@@ -56,8 +56,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     add_id(parser)
     add_option(parser, "--format", choices=("csv", "json", "md", "markdown"), help="format of the table (default: md)")
     add_option(parser, "--to", metavar="FILE", help="write a file for `compare import` on another installation")
-    add_connection(parser)
-    parser.set_defaults(run=export)
+    add_common(parser, export, json="")
 
 
 def add_import(parser: argparse.ArgumentParser) -> None:
@@ -67,15 +66,13 @@ def add_import(parser: argparse.ArgumentParser) -> None:
 
 def add_delete(parser: argparse.ArgumentParser) -> None:
     add_id(parser)
-    add_connection(parser)
-    parser.set_defaults(run=delete)
+    add_common(parser, delete, json="")
 
 
 def add_rename(parser: argparse.ArgumentParser) -> None:
     add_id(parser)
     add_positional(parser, "name", metavar="NAME", needed=True, help="its new name; '' removes the name")
-    add_connection(parser)
-    parser.set_defaults(run=rename)
+    add_common(parser, rename, json="")
 
 
 def add_id(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from gradient_cli import terminal
@@ -8,15 +9,10 @@ from gradient_cli.api.client import Api
 from gradient_cli.arguments import connect, is_array_id, is_job_id, resolve_id
 from gradient_cli.errors import FAILED, OK
 from gradient_cli.formatting import describe_removed, format_count, format_past, format_size, print_json, print_table
-from gradient_cli.options import add_common, add_job_id, add_positional
+from gradient_cli.options import add_common, add_for_job, add_job_id, add_positional
 from gradient_cli.workspace.transfer.download import download
 
 _SHOWN_DIGITS = 12
-
-
-def add_list(parser: argparse.ArgumentParser) -> None:
-    add_job_id(parser)
-    add_common(parser, list_files)
 
 
 def add_get(parser: argparse.ArgumentParser) -> None:
@@ -108,3 +104,6 @@ def _print_state(listing: dict[str, Any], of: str = "") -> None:
         state = "empty"
     if state in explanations:
         terminal.print_message(of + explanations[state])
+
+
+add_list = partial(add_for_job, run=list_files)

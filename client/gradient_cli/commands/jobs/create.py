@@ -15,7 +15,7 @@ from gradient_cli.commands.jobs import arrays
 from gradient_cli.errors import FAILED, INTERRUPTED, OK, UsageError
 from gradient_cli.follow import LogPrinter, attach, print_notes
 from gradient_cli.formatting import describe_port, format_count, format_price, format_size, print_fields, print_json
-from gradient_cli.options import add_common, add_connection, add_job_id, add_json, add_option
+from gradient_cli.options import add_common, add_job_id, add_json, add_option
 from gradient_cli.workspace import job_spec as specs
 from gradient_cli.workspace import preflight, submission, workspace_path
 from gradient_cli.workspace.packing.absent_files import INFO, explain_command, explain_log
@@ -30,8 +30,7 @@ def add_create(parser: argparse.ArgumentParser) -> None:
     _add_follow_options(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the job and its upload, but submit nothing")
     add_large_workspace(parser)
-    add_connection(parser)
-    parser.set_defaults(run=create, show=follow_or_detach, check=False)
+    add_common(parser, create, json="", show=follow_or_detach, check=False)
 
 
 def add_check(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +47,7 @@ def add_clone(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--pinImage", action="store_true", help="use the exact image digest of the original job")
     add_option(parser, "--onlyFailed", action="store_true", help="for an array: only members that failed")
     _add_follow_options(parser)
-    add_connection(parser)
-    parser.set_defaults(run=clone)
+    add_common(parser, clone, json="")
 
 
 def add_large_workspace(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from gradient_cli import terminal
 from gradient_cli.api.exec import CHUNK, Session
 from gradient_cli.arguments import connect, resolve_job_id
 from gradient_cli.errors import ClientError, UsageError
-from gradient_cli.options import add_connection, add_job_id
+from gradient_cli.options import add_common, add_for_job, add_job_id
 
 _SHELL = ["/bin/sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash; else exec sh; fi"]
 
@@ -24,14 +24,7 @@ def add_exec(parser: argparse.ArgumentParser) -> None:
     add_job_id(parser)
     parser.usage = f"{parser.usage} [--] PROGRAM [ARGUMENTS]"
     parser.add_argument("-t", "--tty", action="store_true", help="run it in a terminal, for programs that require one")
-    add_connection(parser)
-    parser.set_defaults(run=run_command)
-
-
-def add_ssh(parser: argparse.ArgumentParser) -> None:
-    add_job_id(parser)
-    add_connection(parser)
-    parser.set_defaults(run=open_shell)
+    add_common(parser, run_command, json="")
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -113,3 +106,6 @@ def _raw_terminal(*, tty: bool) -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+add_ssh = partial(add_for_job, run=open_shell, json="")

@@ -1,23 +1,14 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from gradient_cli import terminal
 from gradient_cli.arguments import connect, resolve_id
 from gradient_cli.errors import OK
 from gradient_cli.formatting import print_fields, print_json, print_result, state_word
 from gradient_cli.next_steps import next_steps
-from gradient_cli.options import add_common, add_job_id
-
-
-def add_release(parser: argparse.ArgumentParser) -> None:
-    add_job_id(parser)
-    add_common(parser, release)
-
-
-def add_why(parser: argparse.ArgumentParser) -> None:
-    add_job_id(parser)
-    add_common(parser, why)
+from gradient_cli.options import add_for_job
 
 
 def why(args: argparse.Namespace) -> int:
@@ -44,3 +35,6 @@ def release(args: argparse.Namespace) -> int:
     api = connect(args)
     job = api.release_job(resolve_id(args.id, api))
     return print_result(args, job, f"released {terminal.sanitize(job['id'])}")
+
+
+add_why, add_release = (partial(add_for_job, run=run) for run in (why, release))

@@ -14,7 +14,7 @@ from gradient_cli.arguments import connect, is_array_id, parse_moment, resolve_i
 from gradient_cli.errors import OK, UsageError
 from gradient_cli.follow import JsonPrinter, LogPrinter, attach
 from gradient_cli.formatting import describe_removed, list_nodes, parse_time
-from gradient_cli.options import add_connection, add_job_id
+from gradient_cli.options import add_common, add_job_id
 
 _PAGE = 2000
 _POLL_SECONDS = 1.0
@@ -51,8 +51,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-t", "--timestamps", action="store_true", help="prefix each line with its time")
     parser.add_argument("--json", action="store_true", help="print each line as a JSON object")
-    add_connection(parser)
-    parser.set_defaults(run=logs)
+    add_common(parser, logs, json="")
 
 
 def logs(args: argparse.Namespace) -> int:

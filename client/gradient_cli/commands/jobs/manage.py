@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gradient_cli import config, follow, terminal
@@ -42,7 +43,7 @@ from gradient_cli.formatting import (
     state_word,
 )
 from gradient_cli.next_steps import job_steps
-from gradient_cli.options import add_common, add_job_id, add_job_ids, add_option, add_positional
+from gradient_cli.options import add_common, add_for_job, add_job_ids, add_option, add_positional
 
 _MIB = 1024**2
 _QUEUE_REASONS = ("behind_jobs", "waiting_for_machine")
@@ -84,11 +85,6 @@ def add_list(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-a", "--all", action="store_true", help="list all jobs, without a limit")
     add_common(parser, list_jobs)
-
-
-def add_show(parser: argparse.ArgumentParser) -> None:
-    add_job_id(parser)
-    add_common(parser, show)
 
 
 def add_stop(parser: argparse.ArgumentParser) -> None:
@@ -438,3 +434,6 @@ def wait(args: argparse.Namespace) -> int:
         print_json(jobs[0] if len(ids) == 1 else {"jobs": jobs})
     sys.stdout.flush()
     return max(map(follow.exit_code, jobs))
+
+
+add_show = partial(add_for_job, run=show)

@@ -3,12 +3,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 
 from gradient_cli import terminal
 from gradient_cli.arguments import connect, is_array_id, resolve_id, resolve_job_id
 from gradient_cli.errors import OK
 from gradient_cli.formatting import print_json
-from gradient_cli.options import add_common, add_job_id, add_job_ids
+from gradient_cli.options import add_common, add_for_job, add_job_ids
 
 
 def add_tensorboard(parser: argparse.ArgumentParser) -> None:
@@ -25,11 +26,6 @@ def open_tensorboard(args: argparse.Namespace) -> int:
         return print_json({"url": link, "runs": opened["runs"]})
     show_link(link)
     return OK
-
-
-def add_open(parser: argparse.ArgumentParser) -> None:
-    add_job_id(parser)
-    add_common(parser, open_page, "print the link as one JSON object, without opening a browser")
 
 
 def open_page(args: argparse.Namespace) -> int:
@@ -56,3 +52,6 @@ def show_link(link: str) -> None:
 def _has_browser() -> bool:
     """Return whether to open a browser: never one that would take over the terminal."""
     return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+
+
+add_open = partial(add_for_job, run=open_page, json="print the link as one JSON object, without opening a browser")

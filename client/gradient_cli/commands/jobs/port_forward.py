@@ -15,7 +15,7 @@ from gradient_cli.api.client import Api
 from gradient_cli.api.exec import CHUNK, Session
 from gradient_cli.arguments import connect, resolve_job_id
 from gradient_cli.errors import OK, ClientError, UsageError
-from gradient_cli.options import add_connection, add_positional
+from gradient_cli.options import add_common, add_positional
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,8 +41,7 @@ def add_port_forward(parser: argparse.ArgumentParser) -> None:
         help="port that the job listens on, and port on this computer (default: the same; 0: a free port)",
     )
     parser.add_argument("--path", metavar="PATH", default="", help="path to append to the printed link, such as /lab")
-    add_connection(parser)
-    parser.set_defaults(run=port_forward)
+    add_common(parser, port_forward, json="")
 
 
 def port_forward(args: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 from gradient_cli import terminal
@@ -10,17 +11,12 @@ from gradient_cli.formatting import format_past, print_json, print_list
 from gradient_cli.options import add_common, add_positional
 
 
-def add_drain(parser: argparse.ArgumentParser) -> None:
-    _add_change(parser, drained=True)
-
-
-def add_resume(parser: argparse.ArgumentParser) -> None:
-    _add_change(parser, drained=False)
-
-
 def _add_change(parser: argparse.ArgumentParser, *, drained: bool) -> None:
     add_positional(parser, "name", needed=True, metavar="NAME", help="name of the worker, as `workers list` shows it")
     add_common(parser, change, "print the worker as one JSON object", drained=drained)
+
+
+add_drain, add_resume = (partial(_add_change, drained=drained) for drained in (True, False))
 
 
 def list_workers(args: argparse.Namespace) -> int:
