@@ -63,6 +63,22 @@ def test_all_that_is_left_out_is_named_though_the_job_has_ended_long_after(servi
     assert "a (null), b (a string), c (true or false), d (a list), e (an object)" in said
 
 
+@pytest.mark.parametrize(
+    ("last", "values", "told"),
+    [
+        ('{"step": 2, "loss": 0.25}', [(1, 0.5), (2, 0.25)], None),
+        ('{"step": 2, "lo', [(1, 0.5)], """the first is '{"step": 2, "lo'"""),  # killed while it wrote
+    ],
+)
+def test_a_last_line_without_a_line_feed_is_read_or_named(service, last, values, told):
+    lines = f'{{"step": 1, "loss": 0.5}}\n{last}'
+    job_id = submit(service, f"printf %s {shlex.quote(lines)} >>$GRADIENT_METRICS_FILE")
+    service.wait_ended(job_id)
+    assert read(service, job_id) == {"loss": values}
+    said = service.request("GET", f"/jobs/{job_id}/metrics").json()["leftOut"]
+    assert told in said if told else said is None
+
+
 @pytest.mark.faults
 def test_no_line_is_lost_or_counted_twice_when_the_worker_is_killed(deployment):
     deployment.start_api()

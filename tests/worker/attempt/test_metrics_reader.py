@@ -33,8 +33,7 @@ class Read:
         return found
 
     def finish(self):
-        self.reader.finish()
-        return self.rows.finish()
+        return self.reader.finish() + self.rows.finish()
 
 
 def place(row):

@@ -82,13 +82,17 @@ class MetricsReader:
                 break
         return rows
 
-    def finish(self) -> None:
-        """Tell the number of malformed lines, if the first was not the only one."""
+    def finish(self) -> list[dict[str, Any]]:
+        """Return rows for a last line without a line feed; tell the number of malformed lines."""
+        rest = b"" if self._skipping else self._source.read(self._offset, MAX_METRIC_LINE)
+        rows = list(self._parse(rest, self._source.written_at)) if rest.strip() else []
+        self._offset += len(rest)
         if self._malformed > 1:
             at_least = "At least " if self._resumed else ""
             self._left_out["malformed_metrics"] = (
                 f"{at_least}{self._malformed:,} lines of the metrics file were left out."
             )
+        return rows
 
     def _is_rewritten(self) -> bool:
         size, last = self._source.size, self._last_read

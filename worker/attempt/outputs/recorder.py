@@ -148,7 +148,8 @@ class OutputRecorder:
         while self.metrics.more:
             self._enqueue(self.metrics.read())
             self.flush()
-        self.metrics.finish()
+        self._enqueue(self.metrics.finish())
+        self.flush()
         may_have_log = self._job.attempt > 1 or may_have_launched(self._scratch.control)
         has_log = self._has_output() or (may_have_log and self._log_bytes() > 0)
         if has_log:
