@@ -422,13 +422,20 @@ def _connect_sqlite(file: Path) -> sqlite3.Connection:
 
 def _sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None  # `_sqlite_begin` sends BEGIN
+    _fold_all_letters(connection)
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _sqlite_connect_reading(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None
+    _fold_all_letters(connection)
     connection.execute("PRAGMA query_only=ON")
+
+
+def _fold_all_letters(connection: sqlite3.Connection) -> None:
+    """Let `lower` fold all letters, as in PostgreSQL: SQLite's own folds only those of ASCII."""
+    connection.create_function("lower", 1, lambda text: text and text.casefold(), deterministic=True)
 
 
 def _sqlite_begin(connection: Connection) -> None:

@@ -36,7 +36,7 @@ _TIMES = ("1h", "8h", "1d", "7d", "30d", "yesterday", "today")
 _MOST = 20
 _NEWEST = 300  # jobs of which the tags are offered
 _TERM = re.compile(r"(-?)(\w+):(.*)\Z", re.DOTALL)
-_COMPARISON = re.compile(r"([^<>=:]+)(<=|>=|<|>|=)(.*)\Z", re.DOTALL)
+_COMPARISON = re.compile(r"(-?)([^<>=:]+)(<=|>=|<|>|=)(.*)\Z", re.DOTALL)
 
 
 def complete(session: Session, catalogue: Catalogue, text: str) -> list[str]:
@@ -46,8 +46,9 @@ def complete(session: Session, catalogue: Catalogue, text: str) -> list[str]:
         start = f"{term[1]}{term[2]}:{before}{',' if before else ''}"
         candidates: Iterable[str] = _values(session, catalogue, term[2].lower())
     elif term := _COMPARISON.match(text):
-        start, part = term[1] + term[2], term[3]
-        candidates = _TIMES if term[1] in {"created", "finished"} else _param_values(session, term[1], term[2])
+        _, name, operator, part = term.groups()
+        start = text.removesuffix(part)
+        candidates = _TIMES if name in {"created", "finished"} else _param_values(session, name, operator)
     else:
         return _names(session, text)
     wanted = part.strip('"').casefold()
@@ -57,9 +58,7 @@ def complete(session: Session, catalogue: Catalogue, text: str) -> list[str]:
 def _names(session: Session, text: str) -> list[str]:
     negated = "-" if text.startswith("-") else ""
     wanted = text.removeprefix("-").casefold()
-    fields = [f"{negated}{field}:" for field in FIELDS if field.startswith(wanted)]
-    if negated:
-        return fields[:_MOST]
+    fields = [f"{field}:" for field in FIELDS if field.startswith(wanted)]
     prefixed = wanted.startswith(PARAM_PREFIX)
     of_params = [f"{PARAM_PREFIX if prefixed else ''}{name}" for name in params.names(session, JobParam)]
     of_metrics = [] if prefixed else params.names(session, LastMetric)
@@ -69,7 +68,7 @@ def _names(session: Session, text: str) -> list[str]:
         *(f"{name}<" for name in _nearest(of_metrics, wanted)),
     ]
     exact = [f"{wanted}{sign}" for sign in ("<", ">", "<=", ">=", "=")] if wanted in {*of_params, *of_metrics} else []
-    return list(dict.fromkeys([*exact, *fields, *compared, *named]))[:_MOST]
+    return [negated + term for term in dict.fromkeys([*exact, *fields, *compared, *named])][:_MOST]
 
 
 def _values(session: Session, catalogue: Catalogue, field: str) -> Sequence[str]:

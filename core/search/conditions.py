@@ -34,6 +34,9 @@ STATES = {
 """States by the words for them."""
 FEW = 2000
 _DAYS = {"today": 0, "yesterday": 1}
+_LONGEST_DAY = len("2026-01-31")
+_NOT_FINITE = {"nan": None, "inf": math.inf, "infinity": math.inf, "-inf": -math.inf, "-infinity": -math.inf}
+"""Last values of metrics, as they are stored, by the words for them."""
 _EXIT_CODE = {"failed": True, "error": False}
 
 _COMPARISONS: dict[str, Callable[..., Any]] = {
@@ -82,12 +85,15 @@ class _Builder:
         }
 
     def build(self, term: Term) -> ColumnElement[bool]:
+        condition = self._condition(term)
+        return not_(func.coalesce(condition, false())) if term.negated else condition
+
+    def _condition(self, term: Term) -> ColumnElement[bool]:
         if term.operator == ":":
             if term.field not in self._fields:
                 raise query_error(term, self._unknown_field(term))
             field = self._fields[term.field]
-            condition = or_(false(), *(field(term, value) for value in term.values))
-            return not_(func.coalesce(condition, false())) if term.negated else condition
+            return or_(false(), *(field(term, value) for value in term.values))
         value = term.values[0]
         if not term.operator:
             return contains_text(value)
@@ -141,18 +147,22 @@ class _Builder:
         column = Job.created_at if term.field == "created" else Job.finished_at
         try:
             if (age := parse_duration(value)) is not None:
+                if term.operator == "=":
+                    raise query_error(term, "Ages need < or >.")
                 # `created<2d`: its age is below two days, so its time is after that moment.
                 moment = datetime.now(UTC) - timedelta(seconds=age)
                 return _compare(column, term.operator.translate(str.maketrans("<>", "><")), moment)
-            return _compare(column, term.operator, _moment(value))
+            first, last = _span(value)
+            if term.operator == "=":
+                return column.between(first, last)
+            return _compare(column, term.operator, first if term.operator in {"<", ">="} else last)
         except (ValueError, OverflowError):
             expected = "an age such as 30m, 2h or 7d, a date such as 2026-01-31, today or yesterday"
             raise query_error(term, f"{value[:80]!r} is not {expected}.") from None
 
     def _on_day(self, term: Term, column: SQLColumnExpression[Any], value: str) -> ColumnElement[bool]:
         try:
-            start = _moment(value)
-            return and_(column >= start, column < start + timedelta(days=1))
+            return column.between(*_span(value))
         except (ValueError, OverflowError):
             expected = "a day such as 2026-01-31, today or yesterday"
             raise query_error(term, f"{value[:80]!r} is not {expected}. Ages need < or >.") from None
@@ -161,10 +171,12 @@ class _Builder:
 def _stored_values(term: Term, value: str) -> Iterator[tuple[type[JobParam | LastMetric], ColumnElement[bool]]]:
     """Yield the rows that meet a term: parameters and last values of metrics, unless it is about one kind of them."""
     metric, param = term.field.removeprefix(METRIC_PREFIX), term.field.removeprefix(PARAM_PREFIX)
-    if term.operator == "=" and metric == term.field and not is_number(value):
-        yield JobParam, and_(JobParam.name == param, JobParam.text == value)
-        if value == "NaN":
-            yield LastMetric, and_(LastMetric.name == param, LastMetric.value.is_(None))
+    word = value.lower()
+    if term.operator == "=" and not is_number(value) and (metric == term.field or word in _NOT_FINITE):
+        if metric == term.field:
+            yield JobParam, and_(JobParam.name == param, JobParam.text == value)
+        if param == term.field and word in _NOT_FINITE:
+            yield LastMetric, and_(LastMetric.name == metric, LastMetric.value == _NOT_FINITE[word])
         return
     number = _number(term, value)
     if metric == term.field:
@@ -175,12 +187,16 @@ def _stored_values(term: Term, value: str) -> Iterator[tuple[type[JobParam | Las
         yield LastMetric, and_(LastMetric.name == metric, _compare(LastMetric.value, term.operator, number))
 
 
-def _moment(value: str) -> datetime:
-    """Return the time that a date stands for, the beginning of a day in UTC."""
+def _span(value: str) -> tuple[datetime, datetime]:
+    """Return the first and the last moment of what a date stands for: a day in UTC, or a time."""
     if (ago := _DAYS.get(value.lower())) is not None:
-        return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=ago)
-    moment = datetime.fromisoformat(value)
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+        first = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=ago)
+    else:
+        moment = datetime.fromisoformat(value)
+        first = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+        if len(value) > _LONGEST_DAY:
+            return first, first
+    return first, first + timedelta(days=1, microseconds=-1)
 
 
 def _seconds(term: Term, value: str) -> float:

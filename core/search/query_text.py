@@ -9,8 +9,10 @@ from core.errors import SpecInvalid
 MAX_QUERY = 500  # most characters of a query
 MAX_TERMS = 20
 _PIECE = re.compile(r'(?:"[^"]*"|[^\s"])+|"')
-_FIELD = re.compile(r"(-?)([A-Za-z]+):(.*)\Z", re.DOTALL)
-_COMPARISON = re.compile(r'([^<>=":\s]+)(<=|>=|<|>|=)(.*)\Z', re.DOTALL)
+_NEGATION = re.compile(r'-(?=[^\W\d]|")')
+_FIELD = re.compile(r"([A-Za-z]+):(.*)\Z", re.DOTALL)
+_COMPARISON = re.compile(r'([^<>=":\s]*?)(!?[<>=]+)(.*)\Z', re.DOTALL)
+_OPERATORS = ("<", "<=", ">", ">=", "=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,7 @@ class Term:
     field: str  # the field before its operator; empty: free text
     operator: str  # `:`, `<`, `<=`, `>`, `>=` or `=`; empty: free text
     values: tuple[str, ...]  # the values after its operator, without quotes
-    negated: bool = False  # True if a `-` precedes the field
+    negated: bool = False  # True if a `-` precedes it
 
 
 def query_error(term: Term, problem: str) -> SpecInvalid:
@@ -45,6 +47,11 @@ def _terms(text: str) -> Iterator[Term]:
         term = _parse_term(piece[0], piece.start() + 1)
         if piece[0].count('"') % 2:
             raise query_error(term, 'A quotation mark is not closed; write "like this".')
+        if term.operator not in {"", ":", *_OPERATORS}:
+            operators = f"There are {', '.join(_OPERATORS)}; `-` before a term negates it."
+            raise query_error(term, f"{term.operator!r} is not a comparison. {operators}")
+        if term.operator and not term.field:
+            raise query_error(term, f"A name is missing before {term.operator!r}.")
         if term.operator and not all(term.values):
             raise query_error(term, f"A value is missing after {term.field + term.operator!r}.")
         if any(term.values):
@@ -52,11 +59,13 @@ def _terms(text: str) -> Iterator[Term]:
 
 
 def _parse_term(piece: str, at: int) -> Term:
-    if field := _FIELD.match(piece):
-        return Term(piece, at, field[2].lower(), ":", tuple(_split(field[3])), negated=field[1] == "-")
-    if compared := _COMPARISON.match(piece):
-        return Term(piece, at, compared[1], compared[2], (compared[3].replace('"', ""),))
-    return Term(piece, at, "", "", (piece.replace('"', ""),))
+    negated = _NEGATION.match(piece) is not None
+    text = piece[1:] if negated else piece
+    if field := _FIELD.match(text):
+        return Term(piece, at, field[1].lower(), ":", tuple(_split(field[2])), negated)
+    if compared := _COMPARISON.match(text):
+        return Term(piece, at, compared[1], compared[2], (compared[3].replace('"', ""),), negated)
+    return Term(piece, at, "", "", (text.replace('"', ""),), negated)
 
 
 def _split(values: str) -> list[str]:

@@ -1,5 +1,6 @@
 """The query language of lists of jobs, their orders, and their pages in both directions."""
 
+import math
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -56,6 +57,13 @@ def names(client, **params):
         ("created>2d", ["good"]),
         ("created>2000-01-01 created<2100-01-01", ["waits", "broken", "poor", "good"]),
         ("finished<1h", ["broken", "poor", "good"]),
+        ("-created<2d", ["good"]),
+        ("-accuracy>0.9", ["waits", "broken", "poor"]),
+        ("-metric.accuracy<=0.3 -lr=0.1", ["waits"]),
+        ("-duration>=0s", ["waits"]),
+        ("-good", ["waits", "broken", "poor"]),
+        ('-"good.py --lr" state:succeeded', ["poor"]),
+        ('"-good"', []),
         ("duration>=0s cost>=0 state:succeeded", ["poor", "good"]),
         ("GOOD.py", ["good"]),
         ('"--lr 0.1" poor', ["poor"]),
@@ -101,6 +109,11 @@ def test_a_job_without_a_name_is_shown_and_found_by_its_script(client, command, 
         ("tag:a created>0001-01-01T00:00+14:00", "is not an age"),
         ("tag:a created<999999w", "'999999w' is not an age"),
         ("tag:a name:", "A value is missing after 'name:'"),
+        ("tag:a accuracy==1", "'==' is not a comparison. There are <, <=, >, >=, =; `-` before a term negates it."),
+        ("tag:a accuracy!=1", "'!=' is not a comparison"),
+        ("tag:a accuracy=>1", "'=>' is not a comparison"),
+        ("tag:a <1", "A name is missing before '<'"),
+        ("tag:a created=2d", "Ages need < or >."),
         ('tag:a "open', "A quotation mark is not closed"),
     ],
 )
@@ -110,6 +123,53 @@ def test_a_wrong_term_is_named_with_its_place(client, query, message):
     assert (answer.status_code, error["field"]) == (400, "q")
     assert message in error["message"]
     assert "at character 7 of the query" in error["message"]
+
+
+def test_a_date_is_a_whole_day_and_a_time_is_a_moment(client, database):
+    for name, created in (
+        ("eve", "2026-01-30T23:59:59.999999"),
+        ("first", "2026-01-31T00:00:00"),
+        ("last", "2026-01-31T23:59:59.999999"),
+        ("next", "2026-02-01T00:00:00"),
+    ):
+        job = client.post("/jobs", json=make_job_body(name=name)).json()["id"]
+        with database.write() as session:
+            at = datetime.fromisoformat(created).replace(tzinfo=UTC)
+            session.execute(update(Job).where(Job.id == job).values(created_at=at))
+    for query, found in (
+        ("created<2026-01-31", {"eve"}),
+        ("created<=2026-01-31", {"eve", "first", "last"}),
+        ("created=2026-01-31", {"first", "last"}),
+        ("created:2026-01-31", {"first", "last"}),
+        ("-created=2026-01-31", {"eve", "next"}),
+        ("created>=2026-01-31", {"first", "last", "next"}),
+        ("created>2026-01-31", {"next"}),
+        ("created>2026-01-31T00:00", {"last", "next"}),
+        ("created=2026-01-31T00:00", {"first"}),
+    ):
+        assert set(names(client, q=query)) == found, query
+
+
+@pytest.mark.parametrize(
+    ("value", "spelled"),
+    [(math.nan, ("NaN", "nan")), (math.inf, ("Infinity", "inf")), (-math.inf, ("-Infinity", "-inf"))],
+)
+def test_a_last_value_that_is_not_finite_is_found_by_its_name(client, train, value, spelled):
+    for name, last in (("finite", 1.0), ("diverged", value)):
+        client.post("/jobs", json=make_job_body(name=name)).raise_for_status()
+        train(1, [last])
+    for word in spelled:
+        assert names(client, q=f"accuracy={word}") == ["diverged"]
+        assert names(client, q=f"metric.accuracy={word}") == ["diverged"]
+        assert names(client, q=f"params.accuracy={word}") == []
+
+
+@pytest.mark.parametrize(("name", "text"), [("ÄRGER", "ärger"), ("ärger", "ÄRGER"), ("ΣΊΣΥΦΟΣ", "σίσυφος")])
+def test_text_is_found_in_capital_and_small_letters_of_any_alphabet(client, name, text):
+    client.post("/jobs", json=make_job_body(name=name)).raise_for_status()
+    assert names(client, q=text) == [name]
+    assert names(client, q=f"name:{text}") == [name]
+    assert names(client, query=text) == [name]
 
 
 def test_a_query_has_a_limit(client):
