@@ -95,7 +95,7 @@ def cost(dialect: str, job: type[Job] = Job, since: _Time = None, at: _Time = No
 
 @lru_cache(_KEPT_EXPRESSIONS)
 def gpu_hours(dialect: str, job: type[Job] = Job, since: _Time = None, at: _Time = None) -> ColumnElement[float]:
-    return ran_seconds(dialect, job, since, at) * job.gpu_count / 3600.0
+    return case((job.gpu_count > 0, ran_seconds(dialect, job, since, at) * job.gpu_count / 3600.0), else_=0.0)
 
 
 def amount(unit: Unit, dialect: str, since: _Time = None) -> ColumnElement[float]:

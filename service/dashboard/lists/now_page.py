@@ -64,8 +64,11 @@ class RunningJob:
 
 
 @router.get("/ui")
-def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -> Response:
-    """Show running jobs, the queue by machine type, failures since yesterday, GPUs in use and today's cost."""
+def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller, part: str = "") -> Response:
+    """Show running jobs, the queue by machine type, failures since yesterday, GPUs in use and today's cost.
+
+    `part=live` leaves out the costs, which are summed over all jobs of a week.
+    """
     current = datetime.now(UTC)
     yesterday = current - timedelta(days=1)
     runs = JobFilter(states=[JobState.RUNNING, JobState.FINISHING, JobState.KEPT])
@@ -94,7 +97,7 @@ def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller) -
         explanations={job.id: explanation_of(app_state.logs, job) for job in failed_views},
         gpus=len(gpus),
         busy_gpus=sum(bool(gpu.job_id or gpu.taken_by) for gpu in gpus),
-        week=report(session, "day", _WEEK),
+        week=[] if part == "live" else report(session, "day", _WEEK),
         draw_sparkline=draw_sparkline,
         any_jobs=queries.last_seq(session) > 0,
         public_url=app_state.settings.public_url,

@@ -1,15 +1,17 @@
-// Keeps a page up to date: fetches it again, and changes what differs in its parts.
+// Keeps a page up to date: fetches it again, and changes what differs in its parts. `part=live` leaves out what takes long.
 // Nothing about jobs is known here; what the page shows is decided on the server alone.
 
 import { holdFocus, note, update } from "./morph.js";
 
 const EVERY_MS = 3000;
 const SLOWEST_MS = 30_000;
+const WHOLE_EVERY = 20; // refreshes
 const LONGEST_PRESS_MS = 5000; // menus of the browser take the release of theirs
 
 const main = document.querySelector("main");
 const listeners = [];
 let failures = 0;
+let left = WHOLE_EVERY;
 let pause = 0;
 let timer = 0;
 let under_way = null;
@@ -29,7 +31,9 @@ export function onChange(listener) {
 export function keepFresh() {
   if (!("live" in main.dataset)) return;
   document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) refresh();
+    if (document.hidden) return;
+    left = 0;
+    refresh();
   });
   // A click is a press and a release of the same thing: nothing moves away between them.
   addEventListener("pointerdown", () => {
@@ -92,7 +96,9 @@ function schedule() {
 
 async function fetchParts() {
   const address = new URL(location.href);
-  address.searchParams.set("part", "live");
+  left -= 1;
+  if (left > 0) address.searchParams.set("part", "live");
+  else left = WHOLE_EVERY;
   pause = 0;
   try {
     const answer = await fetch(address, { headers: { Accept: "application/json, */*;q=0.5" } });

@@ -4,7 +4,7 @@ import pytest
 from support.browser import Browser
 
 AMOUNTS = """(() => {
-    const today = [...document.querySelectorAll(".figures div:last-child dd")].map((one) => one.textContent).join(", ");
+    const today = [...document.querySelectorAll(".spent dd")].map((one) => one.textContent).join(", ");
     return [today, document.querySelector(".week")?.textContent.replace("Last 7 days", "").trim()];
 })()"""
 

@@ -51,6 +51,7 @@ def test_each_page_has_the_same_real_money_with_deleted_jobs_and_simulated_machi
     assert "spent $14.00, $7.00 simulated all time" in project
     assert "Spent $9.00, $7.00 simulated in 30 days" in project
     assert "Last 7 days $5.00, $7.00 simulated" in text_of("/ui")
+    assert "Cost today" not in text_of("/ui?part=live"), "no sum over all jobs at each refresh"
     assert "cost of these jobs $2.00" in text_of(f"/ui/jobs?ids={kept}"), "only of the rows that are shown"
     assert "cost of these jobs $11.00, $6.00 simulated" in text_of("/ui/jobs"), "without those that were deleted"
     for by in ("project", "user", "key", "machine", "day"):
