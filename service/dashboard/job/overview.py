@@ -1,5 +1,6 @@
 """The first page of a job: its metrics, last lines, outputs and cost; and the forms of its header."""
 
+import heapq
 import json
 import math
 import re
@@ -17,6 +18,7 @@ from core.jobs import edits, kept_jobs, lifecycle
 from core.jobs.guarded_updates import STOP_REQUESTED
 from core.jobs.spec.arrays import is_array_id, is_sweep_id
 from core.jobs.tracking import metrics
+from core.storage.artifacts.store import ArtifactFile
 from service.app_state import AppState
 from service.auth.authentication import PageCaller, Principal, require_key_or_session
 from service.auth.ownership import OwnerCheck
@@ -48,6 +50,7 @@ _LINE_BYTES = 2000
 _POINTS = 120
 _TILES = 12
 _NEWEST = 4  # files that are listed
+_LISTED_FILES = 1000  # of more, the newest are not looked for
 _LOG_QUERY = frozenset({"line", "find"})
 _CHART_QUERY = frozenset({"log", "smooth", "from", "to", "axis"})
 
@@ -103,8 +106,8 @@ def _overview(
         stop=next((event for event in events if event.kind == STOP_REQUESTED), None),
         phase_spans=phase_spans(events, datetime.now(UTC), header.attempt),
         attempts=attempt_rows(session, app_state, header, events) if len(header.attempts) > 1 else [],
-        outputs=(outputs := artifacts_page(session, app_state, header.row, attempt=header.attempt)),
-        newest=[] if outputs.next else sorted(outputs.files, key=lambda file: file.modified)[: -_NEWEST - 1 : -1],
+        outputs=(outputs := artifacts_page(session, app_state, header.row, limit=0, attempt=header.attempt)),
+        newest=_newest_files(app_state, header) if 0 < outputs.total_files <= _LISTED_FILES else [],
         last_lines=None if "logs" in gone else _last_lines(app_state, header),
         tiles=_tiles(session, app_state, header),
         can_predict=can_predict(session, header.row),
@@ -150,6 +153,11 @@ def delete_job(session: WriteSession, app_state: AppStateDep, job_id: str) -> Re
     lifecycle.delete(session, job_id)
     on_commit(session, app_state.wake)
     return RedirectResponse(HOME, 303)
+
+
+def _newest_files(app_state: AppState, header: JobHeader) -> list[ArtifactFile]:
+    files = app_state.artifacts.walk(header.row.id, header.number)
+    return heapq.nlargest(_NEWEST, files, key=lambda file: file.mtime_ms)
 
 
 def _last_lines(app_state: AppState, header: JobHeader) -> LastLines:
