@@ -101,6 +101,13 @@ def format_metric(value: float | None, name: str) -> str:
     return format_memory(value) if "memory" in name else format_bytes(int(value))
 
 
+def format_param(value: object) -> str:
+    """Format the value of a parameter; None: the job has none of this name."""
+    if value is None:
+        return NO_VALUE
+    return format_number(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
 def format_percent(percent: float) -> str:
     """Format a share of one CPU or GPU in whole percent; it may exceed 100."""
     return f"{percent:.0f} %"
@@ -111,7 +118,7 @@ def show_reordering(value: object) -> object:
 
     With them the file `U+202E gnp.exe` would be shown as `exe.png`.
     """
-    if not isinstance(value, str) or isinstance(value, Markup):
+    if not isinstance(value, str) or value.isascii() or isinstance(value, Markup):
         return value
     return _REORDERING.sub(lambda match: f"<U+{ord(match[0]):04X}>", value)
 
@@ -227,6 +234,7 @@ def _create_environment() -> Environment:
         format_metric,
         format_number,
         format_optional_duration,
+        format_param,
         format_percent,
         format_price,
         format_sentence,

@@ -115,7 +115,6 @@ def show_jobs(
         shown=state,
         problem=problem,
         page=page,
-        rows=len(page.jobs),
         asked=shown,
         **_about(session, app_state, caller, terms, views, sweep),
         **_counts(session, wanted, _whole(session, terms), problem),
@@ -127,6 +126,7 @@ def show_jobs(
         views=kept_views,
         live=not state.charts or any(view.state in LIVE for view in views) or bool(sweep and sweep.state == "running"),
         public_url=app_state.settings.public_url,
+        LIVE=LIVE,
     )
 
 
@@ -271,8 +271,9 @@ def _table(
         varied, key=lambda name: (name != metric, _NO_RESULT.match(name) is not None, -with_metric[name], name)
     )
     options = {view.id: comparable_options(view) for view in views if view.array_members is None}
-    texts = {run: {name: _text(value) for name, value in given.items()} for run, given in options.items()}
     listed = shown_columns(state.cols or saved or _default_columns(state, views, options, sweep, names))
+    titles = {column.title for column in listed if column.option}
+    texts = {run: {name: _text(given[name]) for name in titles & given.keys()} for run, given in options.items()}
     columns = listed if state.cols else _filled(listed, views, with_metric, texts)
     measured = [column.name for column in columns if column.metric]
     goals: dict[str, str] = {name: "" if _NO_RESULT.match(name) else _goal(name, chosen) for name in measured}
@@ -341,9 +342,7 @@ def _default_columns(
         if view.id in options
     ]
     given = Counter(name for row in rows for name in row if name not in _SHOWN_ANYWAY)
-    differing = [
-        name for name in given if len({json.dumps(row.get(name)) for row in rows if state.charts or name in row}) > 1
-    ]
+    differing = [name for name in given if _differ([row.get(name) for row in rows if state.charts or name in row])]
     tried = [f"{PARAM_PREFIX}{name}" for name in sweep.space] if sweep else []
     chosen = list(dict.fromkeys([*tried, *sorted(name for name in differing if name.startswith(PARAM_PREFIX))]))
     if not state.charts:
@@ -355,6 +354,10 @@ def _default_columns(
     shared = {"machineType": "machine", "project": "project"}
     fixed = [column for name, column in shared.items() if len({row[name] for row in rows}) > 1]
     return [*measured[:1], *chosen, *measured[1:_METRICS], *others, *fixed, "duration", "cost"]
+
+
+def _differ(values: Sequence[object]) -> bool:
+    return any(value != values[0] for value in values)
 
 
 def _chosen_goals(session: Session, arrays: Collection[str]) -> dict[tuple[str, str], str]:

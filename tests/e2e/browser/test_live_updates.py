@@ -275,7 +275,7 @@ def test_a_new_run_appears_in_the_table_and_the_charts_of_a_workspace(service, b
     other = service.submit(report, project="ranked")
     browser.wait_for(f"{drawn} === '{other},{first}' || {drawn} === '{first},{other}'")
     assert browser.evaluate(f"document.querySelector('[data-run={first}]').dataset.run") == first
-    browser.click(f"[data-run={first}] [data-eye]")
+    browser.click(f"[data-run={first}] .eye")
     browser.wait_for(f"{drawn} === '{other}'")
     go(service, first, "end")
     browser.wait_for("document.querySelector('[data-part=head]').innerText.includes('Succeeded 2')")

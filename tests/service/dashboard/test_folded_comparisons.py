@@ -25,7 +25,7 @@ def compared(client, train):
 
 def rows(page):
     """The text of each row of the table of jobs."""
-    found = re.findall(r"<tr(?: class=\"member\")?(?: data-run| data-at).*?</tr>", page, re.DOTALL)
+    found = re.findall(r"<tr.*?</tr>", re.search(r"<tbody>(.*)</tbody>", page, re.DOTALL)[1], re.DOTALL)
     return [" ".join(html.unescape(re.sub(r"<[^>]+>", " ", row)).split()) for row in found]
 
 

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from support.job_table import columns
 from support.live_service import make_job_body
 
 
@@ -15,8 +16,8 @@ def sweep(client):
 @pytest.mark.usefixtures("sweep")
 def test_parameters_are_columns_and_on_the_page_of_a_job(client, signed_in_browser):
     listed = signed_in_browser.get("/ui/jobs?cols=params.lr&cols=params.opt&sort=params.lr").text
-    assert re.findall(r'<td data-label="lr" class="number"[^>]*>(.*?)</td>', listed) == ["0.001", "0.01"]
-    assert re.findall(r'<td data-label="opt" class="number"[^>]*>(.*?)</td>', listed) == ["sgd", "adam"]
+    assert columns(listed)["lr"] == ("0.001", "0.01")
+    assert columns(listed)["opt"] == ("sgd", "adam")
     assert re.search(r'aria-sort="ascending"[^>]*><a data-stay href="/ui/jobs\?sort=-params.lr', listed)
     assert 'name="cols" value="params.bs">' in listed
     given = client.get("/jobs", params={"q": "opt=adam"}).json()["jobs"][0]["id"]

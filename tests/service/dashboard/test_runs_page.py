@@ -7,6 +7,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from support.job_table import columns
 from support.live_service import make_job_body, record_statements
 
 from core.jobs.tracking import metrics
@@ -27,19 +28,6 @@ def runs(client, worker, database):
             metrics.add(session, [row | {"values": {"val/loss": loss, "accuracy": 1 - loss}}])
         worker.end(job, exit_code=0)
     return ids
-
-
-def columns(page):
-    """The texts of each column by its title; of the best cells with a star."""
-    table = re.search(r"<table.*?</table>", page, re.DOTALL)[0]
-    titles = re.findall(r'<th scope="col"[^>]*aria-sort[^>]*>(?:<a[^>]*>)?([^<]*)', table)
-    rows = re.findall(r"<tr data-run.*?</tr>", table, re.DOTALL)
-    cells = [re.findall(r'<t[dh] (?:scope="row" )?([^>]*)>(.*?)</t[dh]>', row, re.DOTALL)[1:] for row in rows]
-    shown = [
-        [html.unescape(re.sub(r"<[^>]+>", "", text)).strip() + "*" * ("best" in head) for head, text in row]
-        for row in cells
-    ]
-    return dict(zip(titles, zip(*shown, strict=True), strict=True))
 
 
 def test_runs_are_rows_and_what_differs_and_metrics_are_columns(signed_in_browser, runs):

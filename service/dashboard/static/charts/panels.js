@@ -19,7 +19,7 @@ export function showPanels(heads, rows, curveOf, board) {
   const target = metrics.find(({ name }) => name === (chosen.y ?? box.closest("section").dataset.main)) ?? metrics[0];
   box.hidden = rows.length < FEWEST || !target || !params.length;
   if (box.hidden) return;
-  const runs = rows.map((row, at) => ({ at, curve: curveOf(row), label: row.querySelector(".name").dataset.value }));
+  const runs = rows.map((row, at) => ({ at, curve: curveOf(row), label: row.querySelector(".name > [id]").textContent }));
   const open = [...box.querySelectorAll("details")].map((one) => one.open);
   box.replaceChildren(
     panel(`Parameters and ${target.name}`, parallel([...params.slice(0, MOST_AXES - 1), target], runs, board), open[0]),

@@ -29,7 +29,7 @@ export function joinTable(board) {
     board.listed = new Set(rows().map((row) => row.dataset.run));
     for (const row of rows()) {
       const id = row.dataset.run;
-      if (!board.runs.has(id)) board.runs.set(id, { id, source: "job", run: board.runs.size, label: row.querySelector(".name").dataset.value });
+      if (!board.runs.has(id)) board.runs.set(id, { id, source: "job", run: board.runs.size, label: row.querySelector(".name > [id]").textContent });
     }
     const choices = heads().map((head) => head.dataset.choice).filter((name) => name !== undefined);
     choice.replaceChildren(new Option("nothing", ""), ...choices.map((name) => new Option(name, name, false, name === choice.value)));
@@ -53,9 +53,9 @@ export function joinTable(board) {
     showValues();
     group();
     for (const row of rows()) {
-      const eye = row.querySelector("[data-eye]");
+      const eye = row.querySelector(".eye");
       eye.setAttribute("aria-pressed", String(!board.hidden.has(row.dataset.run)));
-      eye.firstElementChild.style.background = runColour(curveOf(runOf(row)));
+      eye.style.color = runColour(curveOf(runOf(row)));
     }
     // They wait until the curves are there.
     if (latest.length) showPanels(heads(), rows().filter((row) => !board.hidden.has(row.dataset.run)), (row) => curveOf(runOf(row)), board);
@@ -113,7 +113,7 @@ export function joinTable(board) {
   addEventListener("scroll", mark, { capture: true, passive: true });
   const panes = document.querySelector(".panes");
   panes.addEventListener("click", ({ target }) => {
-    const row = target.closest("[data-eye]")?.closest("tr");
+    const row = target.closest(".eye")?.closest("tr");
     if (!row) return;
     if (!board.hidden.delete(row.dataset.run)) board.hidden.add(row.dataset.run);
     dress();
@@ -127,7 +127,7 @@ export function joinTable(board) {
   });
   document.addEventListener("click", ({ target }) => {
     if (!target.closest("[data-csv]") || !table()) return;
-    const shown = (one) => one.dataset.value || one.innerText.trim().replace(/^–$/, "");
+    const shown = (one) => one.dataset.value || (one.querySelector("[id], .badge") ?? one).innerText.trim().replace(/^–$/, "");
     const line = (cells) => cells.slice(1).map((one) => cell(shown(one))).join(",");
     const text = [heads(), ...rows().map((row) => [...row.cells])].map(line);
     save(new Blob([`${text.join("\n")}\n`], { type: "text/csv" }), "runs.csv");
