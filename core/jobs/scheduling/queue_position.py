@@ -155,10 +155,7 @@ class QueuePool:
 
 def queue_positions(session: Session, jobs: Sequence[Job]) -> dict[str, QueuePosition]:
     """Return the positions of some waiting jobs by job id, in four queries; jobs claimed meanwhile have none."""
-    groups: dict[tuple[str, str], list[QueueGroup]] = defaultdict(list)
-    for row in session.execute(_GROUPS, {"types": sorted({job.machine_type for job in jobs})}):
-        group = QueueGroup(row.project_id, row.priority, row.jobs, row.first_seq, row.last_seq)
-        groups[row.machine_type, row.backend].append(group)
+    groups = _groups(session, jobs)
     usages = _project_usages(session, sorted({group.project_id for some in groups.values() for group in some}))
     pools = {pool: QueuePool(some, usages) for pool, some in groups.items()}
     ranks = _ranks(session, jobs, groups)
@@ -167,6 +164,15 @@ def queue_positions(session: Session, jobs: Sequence[Job]) -> dict[str, QueuePos
         for job in jobs
         if job.seq in ranks
     }
+
+
+def _groups(session: Session, jobs: Sequence[Job]) -> Mapping[tuple[str, str], Sequence[QueueGroup]]:
+    """Return all groups of the jobs' machine types by pool: machine type and backend."""
+    groups: dict[tuple[str, str], list[QueueGroup]] = defaultdict(list)
+    for row in session.execute(_GROUPS, {"types": sorted({job.machine_type for job in jobs})}):
+        group = QueueGroup(row.project_id, row.priority, row.jobs, row.first_seq, row.last_seq)
+        groups[row.machine_type, row.backend].append(group)
+    return groups
 
 
 def _ranks(
@@ -195,13 +201,10 @@ def _ranks(
 
 def prospective_positions(session: Session, jobs: Sequence[Job]) -> dict[str, QueuePosition]:
     """Return the positions that jobs would get if each of them alone were submitted now, by job id."""
-    groups: dict[tuple[str, str], list[QueueGroup]] = defaultdict(list)
-    for row in session.execute(_GROUPS, {"types": sorted({job.machine_type for job in jobs})}):
-        group = QueueGroup(row.project_id, row.priority, row.jobs, row.first_seq, row.last_seq)
-        groups[row.machine_type, row.backend].append(group)
+    groups = _groups(session, jobs)
     projects = {group.project_id for some in groups.values() for group in some} | {job.project_id for job in jobs}
     usages = _project_usages(session, sorted(projects))
-    return {job.id: _prospective_position(job, groups[job.machine_type, job.backend], usages) for job in jobs}
+    return {job.id: _prospective_position(job, groups.get((job.machine_type, job.backend), ()), usages) for job in jobs}
 
 
 def _prospective_position(job: Job, groups: Sequence[QueueGroup], usages: Mapping[str, ProjectUsage]) -> QueuePosition:
