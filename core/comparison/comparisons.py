@@ -1,9 +1,9 @@
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import cache, partial
 from itertools import combinations
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from sqlalchemy import Select, SQLColumnExpression, bindparam, func, select, update
 from sqlalchemy.exc import IntegrityError
@@ -28,83 +28,50 @@ from core.db.database import now
 from core.db.light_rows import LightRows
 from core.db.models.comparisons import Comparison, ComparisonJob
 from core.db.models.jobs import Attempt, Job, Project
-from core.errors import ComparisonNotFound, CursorInvalid, IdempotencyMismatch, SpecInvalid, StoreUnavailable
+from core.errors import ComparisonNotFound, CursorInvalid, SpecInvalid, StoreUnavailable
 from core.ids import new_id
 from core.jobs import queries
 from core.jobs.states import JobState
 from core.jobs.tracking import metrics
 from core.jobs.tracking.metric_limits import MAX_NAME
-from core.security.visibility import seeing_everything
 
 MAX_JOBS = 100  # most jobs of one comparison
 _ROWS = LightRows(Comparison)
 _CURVE_POINTS = 500
 _SHOWN_IMPORTS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class NewComparison:
-    submitted_by: str
-    name: str | None
-    metric: str | None
-    goal: Literal["max", "min"]
-    target: float | None
-    idempotency_key: str | None = None  # the client's Idempotency-Key, or None
-    request_sha256: str | None = None  # digest of the request
-
-    def __post_init__(self) -> None:
-        if self.target is not None and self.metric is None:
-            raise SpecInvalid("A target needs a metric; also give metric.", field="metric")
-        if self.metric is not None and not 0 < len(self.metric) <= MAX_NAME:
-            raise SpecInvalid(f"The name of a metric has 1 to {MAX_NAME} characters.", field="metric")
-
-
 _measured: MeasurementCache[tuple[Spread | None, float | None, Arrival | None, dict[str, float | None]]]
 _measured = MeasurementCache()
 _curves: MeasurementCache[list[tuple[float, float]]] = MeasurementCache()
 
 
-@seeing_everything()
-def find_repeated(session: Session, new: NewComparison) -> Comparison | None:
-    """Return the comparison that an earlier request with the same Idempotency-Key created."""
-    if new.idempotency_key is None:
-        return None
-    query = select(Comparison).where(
-        Comparison.submitted_by == new.submitted_by, Comparison.idempotency_key == new.idempotency_key
-    )
-    comparison = session.scalar(query)
-    if comparison is not None and comparison.request_sha256 != new.request_sha256:
-        raise IdempotencyMismatch(
-            f"The Idempotency-Key was used for comparison {comparison.id}, with a different request. Use a new key."
-        )
-    return comparison
+def check_metric(metric: str | None, target: float | None) -> None:
+    if target is not None and metric is None:
+        raise SpecInvalid("A target needs a metric; also give metric.", field="metric")
+    if metric is not None and not 0 < len(metric) <= MAX_NAME:
+        raise SpecInvalid(f"The name of a metric has 1 to {MAX_NAME} characters.", field="metric")
 
 
-def create(session: Session, new: NewComparison, jobs: Sequence[Job]) -> Comparison:
+def create(session: Session, new: Comparison, jobs: Sequence[Job]) -> None:
     """Store a comparison of jobs of one project.
 
     Raises `StoreUnavailable`: another request with its Idempotency-Key was faster.
     """
     _check_jobs(jobs)
-    made = insert(session, new, jobs[0].project_id)
-    session.add_all(ComparisonJob(comparison_id=made.id, job_id=job.id) for job in jobs)
+    insert(session, new, jobs[0].project_id)
+    session.add_all(ComparisonJob(comparison_id=new.id, job_id=job.id) for job in jobs)
     session.flush()
-    return made
 
 
-def insert(session: Session, new: NewComparison, project_id: str) -> Comparison:
+def insert(session: Session, new: Comparison, project_id: str) -> None:
     """Store a comparison that has no jobs yet, or none here."""
-    made = Comparison(
-        id=new_id("c"), project_id=project_id, **asdict(new), created_at=session.scalars(select(now())).one()
-    )
-    session.add(made)
+    new.id, new.project_id, new.created_at = new_id("c"), project_id, session.scalars(select(now())).one()
+    session.add(new)
     try:
         session.flush()
     except IntegrityError as error:
         if new.idempotency_key is None:
             raise
         raise StoreUnavailable("The same comparison is being created by another request. Try again.") from error
-    return made
 
 
 def add_jobs(session: Session, comparison_id: str, jobs: Sequence[Job]) -> None:

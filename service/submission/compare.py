@@ -8,11 +8,13 @@ from typing import BinaryIO
 from sqlalchemy.orm import Session
 
 from core.comparison import comparisons
-from core.comparison.comparisons import MAX_JOBS, NewComparison
+from core.comparison.comparisons import MAX_JOBS
 from core.comparison.differences import SEED
 from core.comparison.measurement import parse_metric
+from core.db.models.comparisons import Comparison
 from core.errors import SpecInvalid
 from core.jobs import queries, submission
+from core.jobs.templates.templates import find_repeated
 from service.app_state import AppState
 from service.auth.authentication import viewer_of
 from service.schemas.comparisons import CompareJobs, ComparisonFile, RepeatComparison, SubmitComparison
@@ -44,16 +46,16 @@ def submit(
     )
     new = _new_comparison(origin, request, valid[0].spec.name, digest)
     with app_state.database.write() as session:
-        repeated = comparisons.find_repeated(session, new)
+        repeated = find_repeated(session, new)
         if repeated is not None:
             return repeated.id, False
         requested = list(zip(jobs, valid, strict=True))
         inserted = _insert(session, app_state, origin, requested, serial=request.serial)
-        made = comparisons.create(session, new, [insertion.job for insertion in inserted])
-        comparisons.share_ceiling(session, made.id)
+        comparisons.create(session, new, [insertion.job for insertion in inserted])
+        comparisons.share_ceiling(session, new.id)
     for insertion in inserted:
         log_submission(insertion)
-    return made.id, True
+    return new.id, True
 
 
 def compare_jobs(
@@ -63,12 +65,12 @@ def compare_jobs(
     check_idempotency_key(origin.idempotency_key)
     digest = submission.request_digest(b"comparison", request.model_dump_json().encode())
     new = _new_comparison(origin, request, request.name, digest)
-    repeated = comparisons.find_repeated(session, new)
+    repeated = find_repeated(session, new)
     if repeated is not None:
         return repeated.id, False
-    made = comparisons.create(session, new, [queries.get(session, job_id) for job_id in request.jobs])
-    find_project(session, viewer_of(app_state, origin.key_id), made.project_id, None)  # or nothing of it is kept
-    return made.id, True
+    comparisons.create(session, new, [queries.get(session, job_id) for job_id in request.jobs])
+    find_project(session, viewer_of(app_state, origin.key_id), new.project_id, None)  # or nothing of it is kept
+    return new.id, True
 
 
 def import_file(
@@ -76,18 +78,26 @@ def import_file(
 ) -> tuple[str, bool]:
     """Store an imported comparison. Returns its id, and whether this key has imported it now and not before."""
     comparison = file.comparison
-    key = f"import {file.sha256}"
-    new = NewComparison(
-        key_id, comparison.name, comparison.metric, comparison.goal, comparison.target, key, file.sha256
+    comparisons.check_metric(comparison.metric, comparison.target)
+    new = Comparison(
+        submitted_by=key_id,
+        name=comparison.name,
+        metric=comparison.metric,
+        goal=comparison.goal,
+        target=comparison.target,
+        idempotency_key=f"import {file.sha256}",
+        request_sha256=file.sha256,
+        imported_from=file.exported_from,
+        imported_jobs=comparison.jobs,
+        imported_program=file.program_sha256,
+        imported_file=body.decode(),
     )
-    repeated = comparisons.find_repeated(session, new)
+    repeated = find_repeated(session, new)
     if repeated is not None:
         return repeated.id, False
     project, _ = find_project(session, viewer_of(app_state, key_id), None, None)
-    made = comparisons.insert(session, new, project.id)
-    made.imported_from, made.imported_jobs = file.exported_from, comparison.jobs
-    made.imported_program, made.imported_file = file.program_sha256, body.decode()
-    return made.id, True
+    comparisons.insert(session, new, project.id)
+    return new.id, True
 
 
 def repeat(app_state: AppState, origin: RequestOrigin, comparison_id: str, request: RepeatComparison) -> None:
@@ -124,12 +134,14 @@ def repeat(app_state: AppState, origin: RequestOrigin, comparison_id: str, reque
 
 def _new_comparison(
     origin: RequestOrigin, request: SubmitComparison | CompareJobs, name: str | None, digest: str
-) -> NewComparison:
-    metric, goal = parse_metric(request.metric or "", request.goal)
-    return NewComparison(
+) -> Comparison:
+    parsed, goal = parse_metric(request.metric or "", request.goal)
+    metric = None if request.metric is None else parsed
+    comparisons.check_metric(metric, request.target)
+    return Comparison(
         submitted_by=origin.key_id,
         name=name,
-        metric=None if request.metric is None else metric,
+        metric=metric,
         goal=goal,
         target=request.target,
         idempotency_key=origin.idempotency_key,

@@ -7,6 +7,7 @@ from sqlalchemy import delete as delete_rows
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from core.db.models.comparisons import Comparison
 from core.db.models.notifications import NotificationRule
 from core.db.models.schedules import Schedule
 from core.db.models.sweeps import Sweep
@@ -16,6 +17,7 @@ from core.security.actor import record_change
 from core.security.visibility import seeing_everything
 
 T = TypeVar("T", Schedule, Sweep)
+Created = TypeVar("Created", Schedule, Sweep, Comparison)
 _TABLES: tuple[type[Schedule] | type[Sweep], ...] = (Schedule, Sweep)
 
 
@@ -48,18 +50,18 @@ def page(session: Session, table: type[T], *, limit: int, after: str | None) -> 
 
 
 @seeing_everything()
-def find_repeated(session: Session, new: T) -> T | None:
+def find_repeated(session: Session, new: Created) -> Created | None:
     """Return the row that an earlier request with the same Idempotency-Key created."""
     if new.idempotency_key is None:
         return None
     table = type(new)
     query = select(table).where(table.submitted_by == new.submitted_by, table.idempotency_key == new.idempotency_key)
-    template = session.scalar(query)
-    if template is not None and template.request_sha256 != new.request_sha256:
+    row = session.scalar(query)
+    if row is not None and row.request_sha256 != new.request_sha256:
         raise IdempotencyMismatch(
-            f"The Idempotency-Key was used for {_noun(table)} {template.id}, with a different request. Use a new key."
+            f"The Idempotency-Key was used for {_noun(table)} {row.id}, with a different request. Use a new key."
         )
-    return template
+    return row
 
 
 def insert(session: Session, new: Schedule | Sweep) -> None:
@@ -80,7 +82,7 @@ def delete(table: type[T], session: Session, template_id: str) -> None:
     session.flush()
 
 
-def _noun(table: type[Schedule] | type[Sweep]) -> str:
+def _noun(table: type[Schedule] | type[Sweep] | type[Comparison]) -> str:
     return table.__name__.lower()
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from support.live_service import make_form, make_job_body, make_zip
 
 from core.comparison import comparisons, measurement
-from core.comparison.comparisons import NewComparison
+from core.db.models.comparisons import Comparison
 from core.db.models.jobs import Attempt, Job
 from core.errors import StoreUnavailable
 from core.jobs import queries
@@ -98,7 +98,7 @@ def test_a_request_that_another_one_with_its_key_outran_may_be_repeated(client, 
         jobs = [queries.get(session, job_id) for job_id in ids]
         owner = comparisons.get(session, made["id"]).submitted_by
         with pytest.raises(StoreUnavailable):
-            comparisons.create(session, NewComparison(owner, None, None, "max", None, "k"), jobs)
+            comparisons.create(session, Comparison(submitted_by=owner, goal="max", idempotency_key="k"), jobs)
         session.rollback()
 
 
