@@ -85,6 +85,8 @@ def print_list(
         print_table(heads, rows, **columns)
     else:
         terminal.print_message(empty)
+    if isinstance(answer, dict) and answer.get("next"):
+        terminal.print_message(f"only the newest {len(rows)}; --limit N lists more")
     return OK
 
 

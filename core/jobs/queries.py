@@ -180,15 +180,17 @@ def page(
 ) -> JobPage:
     """Return one page of jobs, newest first unless `ordering` says otherwise.
 
-    With an ordering, only the newest SORTED_JOBS that match are sorted, so that the cost does not grow with the table.
+    With an ordering, except the oldest first, only the newest SORTED_JOBS that match are sorted, so that the cost does
+    not grow with the table.
     """
     matches = _matching(session, wanted)
     cursor, backwards = (after, False) if before is None else (before, True)
     position = None if cursor is None else parse_cursor(cursor, "before" if backwards else "after")
-    if ordering is None:
-        query = matches.order_by(Job.seq.asc() if backwards else Job.seq.desc())
+    if ordering is None or ordering.expression is Job.seq:
+        ascending = backwards == (ordering is None)
+        query = matches.order_by(Job.seq.asc() if ascending else Job.seq.desc())
         if position is not None:
-            query = query.where(Job.seq > position if backwards else Job.seq < position)
+            query = query.where(Job.seq > position if ascending else Job.seq < position)
     else:
         newest = matches.with_only_columns(Job.seq).order_by(Job.seq.desc()).limit(SORTED_JOBS).subquery()
         query = _all_columns().where(Job.seq.in_(select(newest.c.seq))).order_by(*ordering.columns(backwards=backwards))

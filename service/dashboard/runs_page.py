@@ -145,6 +145,7 @@ def _about(
     of_comparisons = compared(session, app_state, comparisons.by_ids(session, ids - {""}))
     return {
         "runs": views,
+        "most_members": MOST_RUNS,
         "sweep": sweep,
         "trials": {trial.job_id: trial for trial in sweep.trials if trial.job_id} if sweep else {},
         "compared": of_comparisons,
@@ -231,7 +232,10 @@ def _members(wanted: JobFilter, array_id: str) -> JobFilter:
 
 
 def _counts(session: Session, wanted: JobFilter, whole: tuple[str, str] | None, problem: str | None) -> dict[str, Any]:
-    """Return the number of jobs by state, and what they have cost; of a whole set, also its deleted jobs."""
+    """Return the number of jobs by state, and what they have cost; of a whole set, also its deleted jobs.
+
+    `counted`: the number of the newest jobs that are counted; None: all.
+    """
     counts: Counter[str] = Counter()
     spent = list[CostRow]()
     of_jobs = replace(wanted, folded=False, comparisons_folded=False)
@@ -243,7 +247,8 @@ def _counts(session: Session, wanted: JobFilter, whole: tuple[str, str] | None, 
     if whole is not None:
         spent = report(session, "machine", None, *whole)
     total = queries.count(session, wanted, most=MOST_COUNTED) if wanted.folded else counts.total()
-    shown = {"count": f"{total:,}{'+' * (total == MOST_COUNTED)}", "matching": total % MOST_COUNTED}
+    cut = MOST_COUNTED if counts.total() == MOST_COUNTED else None
+    shown = {"count": f"{total:,}{'+' * (total == MOST_COUNTED)}", "matching": total % MOST_COUNTED, "counted": cut}
     return {**shown, "counts": counts, "spent": format_spent(spent), "is_whole": whole is not None}
 
 

@@ -62,7 +62,7 @@ class ListJobs(QueryModel):
         None,
         max_length=200,
         description="name, state, machine, project, created, finished, duration, cost, a metric or params.NAME; "
-        "prefix - for highest first. Only the newest 10,000 matches are sorted",
+        "prefix - for highest first. Except by created, only the newest 10,000 matches are sorted",
     )
     metrics: str | None = Field(
         None,

@@ -229,6 +229,11 @@ def test_a_comparison_is_named_by_the_beginning_of_its_id_or_is_the_last_one_her
     refused = cli("compare", "show", "c1")
     assert refused.returncode == 2
     assert "several comparisons have an id that begins with 'c1': c1234567890abc, c1999999999999" in refused.stderr
+    pages = [{"comparisons": [one], "next": one["id"]} for one in named[:1]] + [
+        {"comparisons": named[1:], "next": None}
+    ]
+    server.on("GET", "/comparisons", *pages)
+    assert "c1234567890abc, c1999999999999" in cli("compare", "delete", "c1").stderr, "also of an older page"
     assert "no comparison has been created in this folder yet" in cli("compare", "show").stderr
     made = {"id": "c1234567890abc", "url": "", "jobs": 1, "rows": [1]}
     server.on("POST", "/comparisons/from-jobs", made)
@@ -259,6 +264,8 @@ def test_a_comparison_is_exported(cli, server):
 def test_comparisons_are_listed_renamed_and_deleted(cli, server):
     server.on("GET", "/comparisons", {"comparisons": [comparison(name="digits", ended=2)], "next": None})
     assert cli("compare", "list").stdout.splitlines()[1].split()[:3] == ["c1234567890abc", "digits", "2"]
+    server.on("GET", "/comparisons", {"comparisons": [comparison()], "next": "c1234567890abc"})
+    assert "only the newest 1; --limit N lists more" in cli("compare", "list").stderr
     server.on("PATCH", "/comparisons/c1234567890abc", {"id": "c1234567890abc", "name": "moons"})
     assert "c1234567890abc: moons" in cli("compare", "rename", "c1234567890abc", "moons").stderr
     server.on("DELETE", "/comparisons/c1234567890abc", {})

@@ -1,5 +1,6 @@
 """The page of machines: workers, GPUs, the queue, billed TPUs, machine types; and the page of all TPUs."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from fastapi import Depends
@@ -7,6 +8,7 @@ from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.orm import Session
 
 from core.catalogue.backends import capabilities_of
+from core.db.models.jobs import Job
 from core.jobs import queries
 from core.jobs.scheduling import workers
 from service.app_state import AppState
@@ -39,16 +41,16 @@ def show_machines(session: ReadSession, app_state: AppStateDep, caller: PageCall
         caller=caller,
         workers=listed,
         names=queries.shown_names(session, held),
-        queue=_queue(session, app_state),
+        queue=_queue(session, app_state, waiting := queries.queued(session, limit=_QUEUED_JOBS)),
         queued_jobs=_QUEUED_JOBS,
+        queue_is_longer=len(waiting) == _QUEUED_JOBS,
         tpus=tpus_view(session) if billed else None,
         machines=sorted(machines, key=lambda machine: (machine.simulated, not machine.available)),
     )
 
 
-def _queue(session: Session, app_state: AppState) -> list[JobView]:
+def _queue(session: Session, app_state: AppState, waiting: Sequence[Job]) -> list[JobView]:
     """Return waiting jobs by machine type, in the order of claims."""
-    waiting = queries.queued(session, limit=_QUEUED_JOBS)
     views = [view for view in job_views(session, app_state, waiting) if view.queue_position is not None]
     return sorted(views, key=lambda view: (view.machine_type, view.queue_position))
 

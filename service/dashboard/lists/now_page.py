@@ -92,7 +92,7 @@ def show_now(session: ReadSession, app_state: AppStateDep, caller: PageCaller, p
         n_failed=_count(session, failures, len(failed), _FAILED_JOBS),
         queues=_queues(session, stuck),
         stuck=stuck,
-        queued_jobs=_QUEUED_JOBS,
+        queue_is_longer=len(queued) == _QUEUED_JOBS,
         failed=failed_views,
         explanations={job.id: explanation_of(app_state.logs, job) for job in failed_views},
         gpus=len(gpus),

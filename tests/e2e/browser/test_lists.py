@@ -227,6 +227,27 @@ def test_a_phone_says_why_a_job_failed(service, chromium, jobs):
     assert jobs
 
 
+def test_the_highest_values_of_one_page_are_shown_and_not_sorted(service, chromium):
+    """Job 20 on the second page has a last value of 20 and the lowest of all highest values."""
+    lines = """printf '{"loss":%d}\\n{"loss":%d}\\n' $((100-GRADIENT_ARRAY_VALUE)) $GRADIENT_ARRAY_VALUE"""
+    body = {"machineType": "CPU", "command": f"{lines} >> $GRADIENT_METRICS_FILE", "array": "0-20"}
+    array = service.request("POST", "/jobs", json=body).json()["arrayId"]
+    for job in service.request("GET", "/jobs", params={"array": array}).json()["jobs"]:
+        service.wait_ended(job["id"])
+    phone = Browser(chromium, size=SIZES["narrow"])
+    phone.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
+    phone.open(f"{service.cli_json['url']}/ui/jobs?q=array:{array}&charts=1&sort=metric.loss")
+    head = "document.querySelector('th[data-metric=loss]')"
+    cells = f"[...document.querySelectorAll('tbody tr[data-run]')].map(row => row.cells[{head}.cellIndex])"
+    expected = (("last", "ascending", range(20)), ("max", "none", range(100, 80, -1)), ("last", "ascending", range(20)))
+    for kind, order, values in expected:
+        choice = "document.querySelector('[data-metrics] [name=value]')"
+        phone.evaluate(f"{choice}.value = '{kind}', {choice}.dispatchEvent(new Event('input', {{ bubbles: true }}))")
+        shown = ",".join(map(str, values))
+        phone.wait_for(f"{cells}.map(cell => cell.innerText).join() === '{shown}' && {head}.ariaSort === '{order}'")
+    phone.close()
+
+
 def test_a_worker_is_drained_and_resumed(service, browser):
     browser.open(f"{service.cli_json['url']}/ui/machines")
     browser.click("#change-1 summary")

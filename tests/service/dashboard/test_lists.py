@@ -2,10 +2,11 @@
 
 import html
 import re
+from dataclasses import replace
 
 import pytest
 from support.job_table import columns, names
-from support.live_service import make_job_body
+from support.live_service import OFFER, FakeWorker, make_job_body
 
 from core.jobs.scheduling import workers
 from core.jobs.tracking import metrics
@@ -248,3 +249,41 @@ def test_more_jobs_than_can_be_selected_are_said_to_be_too_many(signed_in_browse
     assert "narrow the query" not in signed_in_browser.get("/ui/jobs").text
     submit(name="two")
     assert "narrow the query" in signed_in_browser.get("/ui/jobs").text
+
+
+def test_what_is_counted_and_sorted_of_a_part_says_so(signed_in_browser, submit, monkeypatch):
+    """The counts and the cost of the newest jobs, an order of them, and the first members of an opened array."""
+    monkeypatch.setattr("service.dashboard.runs_page.MOST_COUNTED", 4)
+    monkeypatch.setattr("service.dashboard.runs_page.MOST_RUNS", 2)
+    submit(array="a,b,c", name="three")
+
+    def says():
+        page = signed_in_browser.get("/ui/jobs?q=project:default+machine:CPU&sort=-cost").text
+        return [text in page for text in ("cost of the newest 4 of these jobs", "Pending 4+", 'id="sorted-part"')]
+
+    assert says() == [False] * 3
+    address = re.search(r'data-stay href="([^"]*)" aria-label="Open three"', signed_in_browser.get("/ui/jobs").text)[1]
+    assert "array of 3, 2 shown" in signed_in_browser.get(html.unescape(address)).text
+    for _ in range(4):
+        submit()
+    assert says() == [True] * 3
+    assert "sorted-part" not in signed_in_browser.get("/ui/jobs?sort=created").text, "in the order of the table"
+
+
+def test_the_part_of_the_queue_in_which_the_pages_look_is_said(signed_in_browser, submit, stores, monkeypatch):
+    monkeypatch.setattr("service.dashboard.lists.now_page._QUEUED_JOBS", 2)
+    monkeypatch.setattr("service.dashboard.lists.machines._QUEUED_JOBS", 2)
+    FakeWorker(stores, replace(OFFER, machine_types=("CPU",))).register()
+    submit(machineType="V100")
+    submit()
+
+    def says():
+        return [
+            re.search(r'id="n-stuck"[^>]*>([^<]*)<', signed_in_browser.get("/ui").text)[1],
+            "The first 2 jobs by priority and age." in signed_in_browser.get("/ui/machines").text,
+        ]
+
+    assert says() == ["1+", True]
+    monkeypatch.setattr("service.dashboard.lists.now_page._QUEUED_JOBS", 3)
+    monkeypatch.setattr("service.dashboard.lists.machines._QUEUED_JOBS", 3)
+    assert says() == ["1", False]

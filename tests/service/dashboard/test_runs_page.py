@@ -43,6 +43,17 @@ def test_runs_are_rows_and_what_differs_and_metrics_are_columns(signed_in_browse
     assert ">Succeeded 3</a>" in page
 
 
+@pytest.mark.usefixtures("runs")
+def test_the_best_of_one_page_is_not_said_to_be_the_best(signed_in_browser, monkeypatch):
+    whole = signed_in_browser.get("/ui/jobs").text
+    assert re.search(r"best accuracy <a[^>]*>0.8<", whole)
+    assert 'title="the best last value: 0.8"' in whole
+    monkeypatch.setattr("service.dashboard.runs_page.PAGE_JOBS", 2)
+    part = signed_in_browser.get("/ui/jobs").text
+    assert 'id="best"' not in part
+    assert 'title="the best last value of this page: 0.8"' in part
+
+
 def test_a_metric_that_repeats_a_parameter_has_no_column(signed_in_browser, client, train):
     ids = [client.post("/jobs", json=make_job_body(params={"rate": rate})).json()["id"] for rate in (0.1, 0.2)]
     for rate in (0.1, 0.2):

@@ -208,6 +208,12 @@ def test_a_list_is_sorted_and_read_in_both_directions(client, jobs, sort, found)
     assert [page["jobs"][0]["name"] for page in back] == found[::-1]
 
 
+def test_the_oldest_of_all_comes_first_though_other_orders_are_of_the_newest(client, jobs, monkeypatch):
+    monkeypatch.setattr("core.jobs.queries.SORTED_JOBS", 2)
+    assert names(client, sort="created") == list(jobs)
+    assert names(client, sort="name") == ["broken", "waits"]
+
+
 @pytest.mark.parametrize(("sort", "message"), [("-durations", "Did you mean duration?"), ("xyzzy", "created, name,")])
 def test_a_list_is_not_sorted_by_what_no_job_has(client, jobs, sort, message):
     assert jobs

@@ -91,17 +91,18 @@ def resolve_id(given: str | None, api: Api) -> str:
         return last_id("comparisons", api, "compare")
     if len(given) >= _ID_CHARACTERS:
         return given
-    ids = [
-        comparison["id"]
-        for comparison in api.comparisons({"limit": _MOST})["comparisons"]
-        if comparison["id"].startswith(given)
-    ]
+    ids: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page = api.comparisons({"limit": _MOST, "after": after or None})
+        ids += [comparison["id"] for comparison in page["comparisons"] if comparison["id"].startswith(given)]
+        after = page.get("next")
     if len(ids) > 1:
         raise UsageError(
             f"several comparisons have an id that begins with {given!r}: {', '.join(ids[:_NAMED])}",
             hint="Give more characters.",
         )
-    return str(ids[0]) if ids else given
+    return ids[0] if ids else given
 
 
 def list_comparisons(args: argparse.Namespace) -> int:

@@ -102,6 +102,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
     heads = ("ID", "NAME", "MACHINE", "CPU", "MEMORY", "GPU", "METRIC", "STEP", "STEP/S", "RAN", "COST")
     spare = ("MACHINE", "COST", "NAME", "STEP", "STEP/S", "GPU")
     print_table(heads, [_row(row) for row in rows], whole=("CPU", "MEMORY", "GPU", "RAN"), spare=spare)
+    if len(rows) == _MOST_JOBS:
+        terminal.print_message(f"at most the newest {_MOST_JOBS}; `gradient-cli jobs list -s Running` lists all")
 
 
 def _row(row: dict[str, Any]) -> list[str]:

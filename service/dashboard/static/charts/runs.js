@@ -81,6 +81,9 @@ export function joinTable(board) {
         shown.classList.toggle("best", isBest);
       }
     });
+    // The server orders all pages, by the last values; by others only a whole table can be sorted.
+    const paged = kind in READ && document.querySelector(".pages a") !== null;
+    for (const head of heads()) if (head.dataset.metric !== undefined) head.ariaSort = paged ? "none" : serverOf(head).ariaSort;
     const sorted = heads().find((head) => kind in READ && head.dataset.metric !== undefined && (head.ariaSort ?? "none") !== "none");
     if (!sorted) return;
     const value = (row) => row.cells[sorted.cellIndex].dataset.value;
