@@ -103,3 +103,16 @@ def test_the_log_of_an_array_is_followed_to_the_end_of_its_last_member(cli, crea
     assert [(row["member"], row["message"]) for row in rows] == [(1, "1:2")]
     last = cli("jobs", "logs", array_id, "--tail", "1").stdout.splitlines()
     assert last == ["[0] open", "[1] open"]
+
+
+def test_a_column_or_an_order_of_a_metric_shows_each_member(cli):
+    command = 'echo "{\\"m\\": $GRADIENT_ARRAY_INDEX}" >>$GRADIENT_METRICS_FILE'
+    options = ("-m", "CPU", "--workspace", "none", "--param", "depth=3", "--name", "measured")
+    assert cli("jobs", "create", *options, "--array", "0-2", "--command", command).returncode == 0
+    listed = cli("jobs", "list", "--columns", "m", "--limit", "3").stdout.splitlines()
+    assert sorted(line.split()[-1] for line in listed[1:]) == ["0", "1", "2"]
+    ordered = cli("jobs", "list", "--sort=-m", "--columns", "name", "--limit", "3", "--json").stdout
+    assert [job["arrayIndex"] for job in json.loads(ordered)["jobs"]] == [2, 1, 0]
+    with_param = cli("jobs", "list", "--columns", "params.depth", "--limit", "3").stdout.split()
+    assert with_param[1::2] == ["depth", "3", "3", "3"]
+    assert "3 Succeeded" in cli("jobs", "list", "--sort=-cost", "--columns", "name,state").stdout

@@ -206,7 +206,7 @@ def _best(sweep: dict[str, Any]) -> str:
 
 def _last(sweep: dict[str, Any], trial: dict[str, Any]) -> str:
     without_number = sweep["metric"] and trial["state"] == "complete" and trial["value"] is None
-    return "NaN" if without_number else _number(trial["value"])
+    return "not finite" if without_number else _number(trial["value"])
 
 
 def _number(value: Any) -> str:  # noqa: ANN401 - a parameter

@@ -1,5 +1,6 @@
 """Numbers of arrays and of the jobs of comparisons, which are those of all their members."""
 
+import sys
 from collections.abc import Collection
 from datetime import datetime
 from typing import NamedTuple
@@ -46,14 +47,14 @@ def count_members(session: Session, jobs: ColumnElement[bool]) -> list[MembersIn
 
 
 def last_extremes(session: Session, arrays: Collection[str]) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return the lowest and the highest last value of each metric among the members of each array."""
+    """Return the lowest and the highest finite last value of each metric among the members of each array."""
     if not arrays:
         return {}
     values: dict[str, dict[str, tuple[float, float]]] = {array_id: {} for array_id in arrays}
     ends = func.min(LastMetric.value), func.max(LastMetric.value)
     measured = select(_OF, LastMetric.name, *ends).join(LastMetric, LastMetric.job_id == Job.id)
     members = queries.member_condition(arrays), Job.deleted_at.is_(None)
-    wanted = measured.where(*members, LastMetric.value.is_not(None))
+    wanted = measured.where(*members, LastMetric.value.between(-sys.float_info.max, sys.float_info.max))
     for array_id, name, low, high in session.execute(wanted.group_by(_OF, LastMetric.name)):
         values[str(array_id)][name] = float(low or 0), float(high or 0)
     return values

@@ -1,5 +1,6 @@
 """The pages of sweeps: the list, and one with its trials, its chart, its changes and its owner."""
 
+import math
 import re
 
 import pytest
@@ -59,7 +60,7 @@ def test_a_sweep_shows_its_trials_with_the_best_marked(client, stores, worker):
 def test_the_folded_row_has_the_value_that_the_sweep_looks_for(client, stores, worker, goal, best):
     worker.register()
     create(client, metric=f"loss:{goal}")
-    for value in (0.75, 0.5):
+    for value in (0.75, math.inf, 0.5, -math.inf):
         finish_trial(stores, worker, value)
     page = client.get("/ui/jobs").text
     assert columns(page)["loss"] == (best,)
@@ -85,10 +86,13 @@ def test_trials_of_programs_have_rows_without_a_job(client):
     path = f"/sweeps/{made['id']}/trials"
     empty = client.get(f"/ui/jobs?q=sweep:{made['id']}&charts=1").text
     assert f'gradient_jobs.Client().sweeps.get("{made["id"]}").ask()' in empty
-    client.post(path, json={"key": "k" * 16})
-    client.post(f"{path}/0", json={"key": "k" * 16, "values": [{"step": 0, "value": 0.5}], "end": "complete"})
+    for trial, value in enumerate((0.5, None)):
+        client.post(path, json={"key": f"{trial}" * 16})
+        values = {"values": [{"step": 0, "value": value}], "end": "complete"}
+        client.post(f"{path}/{trial}", json={"key": f"{trial}" * 16} | values).raise_for_status()
     page = client.get(f"/ui/jobs?q=sweep:{made['id']}&charts=1").text
     assert 'id="trial-0">Trial 0 <span class="tag">Best</span></th>' in re.sub(r"\s+</th>", "</th>", page)
+    assert re.findall(r'<td data-label="Last loss"[^>]*>([^<]*)<', page) == ["0.5", "not finite"]
     assert "with trials requested by programs" in page
     assert "No jobs here" not in page
     assert f'href="/ui/sweeps/{made["id"]}#trial-0">0.5</a>' in client.get("/ui/sweeps").text

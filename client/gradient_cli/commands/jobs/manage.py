@@ -68,6 +68,7 @@ _FILTERS = {
     "tag": ("TAG", "only jobs with one of these tags, separated by commas"),
     "since": ("TIME", "only jobs created since this time: 10m, 2h or 1d ago, or a date and time"),
 }
+_ORDERS_OF_ARRAYS = {"name", "state", "machine", "project", "created", "finished", "duration", "cost"}
 _SHORT = {"state": "-s", "project": "-p", "machineType": "-m", "query": "-q", "tag": "-t"}
 
 
@@ -126,8 +127,11 @@ def list_jobs(args: argparse.Namespace) -> int:
         filters["since"] = parse_moment("since", args.since, api).isoformat()
     filters["mine"] = "true" if args.mine else None
     metrics = [name for name in columns if name not in _COLUMNS and not name.startswith(_PARAM)]
-    # A filter on what members differ in shows these; else an array is one line.
-    filters["fold"] = None if any(filters[name] for name in ("state", "name", "q", "array")) else "true"
+    # A filter, an order or a column of what members differ in shows these; else an array is one line.
+    of_members = any(filters[name] for name in ("state", "name", "q", "array"))
+    by_member = bool(args.sort) and args.sort.removeprefix("-") not in _ORDERS_OF_ARRAYS
+    shows_members = any(name not in _COLUMNS for name in columns)
+    filters["fold"] = None if of_members or by_member or shows_members else "true"
     jobs, after = api.newest_jobs({**filters, "metrics": ",".join(metrics) or None}, None if args.all else args.limit)
     if not jobs and (args.project or args.projectId):
         find_project(api, args.project or args.projectId)  # refuses one that does not exist
