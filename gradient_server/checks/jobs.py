@@ -64,7 +64,7 @@ def queue(snapshot: ServiceSnapshot) -> Finding:
             "Start a worker for them, or resume a drained one (`gradient-server resume --name NAME`); "
             "GRADIENT_MACHINES__SIMULATE determines a job's backend.",
         )
-    return ok("queue", f"{sum(waiting.values())} jobs are waiting, each for a machine type that a worker offers.")
+    return ok("queue", f"Jobs that wait, each for a machine type that a worker offers: {sum(waiting.values())}.")
 
 
 def silent_jobs(settings: Settings, session: Session) -> Finding:

@@ -317,7 +317,7 @@ def test_what_is_done_with_selected_rows_covers_the_table(service, chromium):
         assert browser.evaluate(on_top.format(button)), button
     press(browser, "k", modifiers=2, code="KeyK", windowsVirtualKeyCode=75)
     browser("Input.insertText", text="compare")
-    browser.wait_for("document.querySelector('.palette li')?.textContent.startsWith('Compare runs: 2 selected')")
+    browser.wait_for("document.querySelector('.palette li')?.textContent.startsWith('Compare jobs: 2 selected')")
     press(browser, "Enter", windowsVirtualKeyCode=13)
     browser.wait_for("location.search.includes('charts=1')")
     browser.close()

@@ -120,6 +120,13 @@ def test_all_columns_are_seen_on_a_tablet(dashboard, browser, page):
 
 
 @pytest.mark.parametrize("browser", ["wide"], indirect=True)
+def test_zooming_is_explained_only_beside_charts(dashboard, browser):
+    for page, explained in (("project", True), ("sweep", False)):
+        dashboard.open(browser, page)
+        assert ("to zoom" in browser.text(".run-curves")) == explained
+
+
+@pytest.mark.parametrize("browser", ["wide"], indirect=True)
 def test_charts_of_different_groups_stand_side_by_side(dashboard, browser):
     dashboard.open(browser, "metrics")
     browser.wait_for("document.querySelectorAll('.job-charts .chart').length > 1")

@@ -12,7 +12,7 @@ def test_the_page_of_a_schedule(signed_in_browser, client, worker):
         cron="0 3 * * *", timezone="Asia/Tokyo", name="<nightly>", command="python main.py &", params={"lr": 0.1}
     )
     address = f"/ui/schedules/{client.post('/schedules', json=body).json()['id']}"
-    assert "No runs yet." in signed_in_browser.get(address).text
+    assert "No jobs yet." in signed_in_browser.get(address).text
     worker.register()
     exit_codes, ids = [0, 3] * 15 + [0], []
     for exit_code in exit_codes:

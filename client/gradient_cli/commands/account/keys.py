@@ -26,7 +26,7 @@ def add_create(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--machineTypes", metavar="NAMES", help="only machine types it may use, separated by commas")
     parser.add_argument("--maxJobs", metavar="N", help="most unfinished jobs that it may have at once")
-    parser.add_argument("--agent", action="store_true", help="a program acts with the key, not a person")
+    parser.add_argument("--agent", action="store_true", help="the key is used by a program, not by a person")
     add_budgets(parser)
     add_common(parser, create_key)
 

@@ -102,7 +102,7 @@ def test_a_check_shows_price_ceiling_and_place_and_submits_nothing(signed_in_bro
     plan = text_of_plan(page)
     price = client.get("/machine-types").json()["machineTypes"]
     per_hour = next(one["pricePerHour"] for one in price if one["name"] == "CPU")
-    assert f"At most ${per_hour * 6:.2f} " in plan or f"At most ${per_hour * 6:.4f} " in plan
+    assert f"Maximum cost ${per_hour * 6:.2f} " in plan or f"Maximum cost ${per_hour * 6:.4f} " in plan
     assert "place 2" in plan
     assert len(client.get("/jobs").json()["jobs"]) == 1
 
@@ -127,7 +127,7 @@ def test_uploaded_files_are_the_workspace_and_are_kept_after_a_mistake(signed_in
     page = send(signed_in_browser, machineType="CPU", command="true", priority="x", files=files)
     assert page.status_code == 422
     chosen = send(signed_in_browser, "check", machineType="CPU", command="true", source="files", chosen="1")
-    assert "in the folder of your files" in chosen.text
+    assert "In the folder of your files" in chosen.text
     for element in ("command-line", "project-file"):
         assert "workspace" not in re.search(rf'id="{element}"[^>]*>([^<]*)', chosen.text)[1]
     assert "Uploaded:" in page.text
@@ -267,7 +267,7 @@ def test_the_form_checks_and_makes_what_has_several_jobs(signed_in_browser, clie
     } | fields
     page = send(signed_in_browser, "check", **fields)
     assert plan in text_of_plan(page)
-    assert "At most $" in text_of_plan(page)
+    assert "Maximum cost $" in text_of_plan(page)
     assert client.get(path).json()[path[1:]] == []
     key = re.search(r'name="key" value="([^"]+)"', page.text)[1]
     first, second = (send(signed_in_browser, **fields, key=key) for _ in range(2))
