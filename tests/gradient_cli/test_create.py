@@ -47,6 +47,15 @@ def test_what_is_left_out_is_named_and_can_be_included(cli, server):
     assert "left out" not in shown.stderr
 
 
+def test_a_name_that_would_be_another_path_is_left_out_and_named(cli, server):
+    for name in ("main.py", "data\\1.csv"):
+        (cli.folder / name).write_text("x")
+    server.on("POST", "/jobs", {"job": {}})
+    shown = cli("jobs", "create", *BASICS, "--dry-run", "--json")
+    assert "workspace: left out data\\1.csv: its name has a backslash" in shown.stderr
+    assert {entry["path"] for entry in json.loads(shown.stdout)["upload"]["largest"]} == {"main.py"}
+
+
 def test_include_needs_a_folder(cli, server):
     refused = cli("jobs", "create", *BASICS, "--workspace", "none", "--include", ".env")
     assert refused.returncode == 2

@@ -143,7 +143,9 @@ class WorkspaceFolder:
         except OSError:
             self._add_unreadable(item.path, path)
             return
-        if stat.S_ISDIR(status.st_mode):
+        if "\\" in item.name:  # it would be another path there
+            self.skipped.append((path, "its name has a backslash, which separates folders on Windows"))
+        elif stat.S_ISDIR(status.st_mode):
             self._add_folder(item.path, WorkspaceEntry(path, "folder", status), IgnoreRules(item.path, rules))
         elif item.is_symlink():
             written = os.readlink(item.path)
