@@ -1,5 +1,6 @@
 """A TPU job's files in Cloud Storage: created before anything is billed, downloaded at the end, then deleted."""
 
+import json
 import sys
 
 import pytest
@@ -39,13 +40,15 @@ def service(simulator, storage, tmp_path_factory):
 
 
 def test_what_a_job_writes_to_its_bucket_is_among_its_artifacts_and_the_bucket_is_empty(service, simulator, storage):
-    (service.home / "storage" / "datasets").mkdir(parents=True, exist_ok=True)
-    (service.home / "storage" / "datasets" / "digits").write_bytes(b"0123")
+    data_set = service.home / "storage" / "datasets" / "numbers"
+    data_set.mkdir(parents=True)
+    (data_set / "digits").write_bytes(b"0123")
+    (data_set / "link").symlink_to("digits")
     (service.home / "write.py").write_text(WRITE)
     job_id = service.submit(
         f"'{sys.executable}' '{service.home}/write.py'",
         machineType="TPU",
-        envVars={"TPU_STAGE": "/storage/datasets/digits"},
+        envVars={"TPU_STAGE": "/storage/datasets/numbers"},
     )
     job = service.wait_ended(job_id)
     said = service.raw_log(job_id).decode()
@@ -54,6 +57,8 @@ def test_what_a_job_writes_to_its_bucket_is_among_its_artifacts_and_the_bucket_i
     assert f"read ['jobs/{job_id}/data/digits']" in said
     assert service.artifact(job_id, "ckpt/weights") == b"weights"
     assert [file["path"] for file in service.artifacts(job_id)["files"]] == ["ckpt/weights"]
+    said = "not copied to the bucket: 'link': a symbolic link is not followed"
+    assert any(said in json.dumps(event) for event in service.events(job_id))
     assert nothing_left(simulator, storage)
 
 

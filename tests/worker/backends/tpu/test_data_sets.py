@@ -30,9 +30,10 @@ class Bucket:
     def stage(self, _job_id, name, source, _check):
         if stat.S_ISREG(os.fstat(source).st_mode):
             self.staged = {name: os.pread(source, 100, 0)}
-            return
+            return ()
         with os.scandir(source) as entries:
             self.staged = {one.name: self._read(one.name, source) for one in entries}
+        return ()
 
     def _read(self, name, folder):
         descriptor = os.open(name, os.O_RDONLY, dir_fd=folder)

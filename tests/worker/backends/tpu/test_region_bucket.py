@@ -326,7 +326,7 @@ def test_an_object_that_changes_while_it_is_fetched_is_fetched_again(gcs, opened
 def stage(bucket, source):
     descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        bucket.stage(JOB, source.name, descriptor)
+        return bucket.stage(JOB, source.name, descriptor)
     finally:
         os.close(descriptor)
 
@@ -339,7 +339,10 @@ def test_a_data_set_is_staged_once_and_without_what_links_lead_to(gcs, opened, t
     (source / "link").symlink_to("/etc/hostname")
     (source / "Icon\r").touch()  # macOS writes such files; Cloud Storage refuses the name
     opened.prepare(JOB)
-    stage(opened, source)
+    assert stage(opened, source) == (
+        ("Icon\r", "the name has a line break, or is too long for Cloud Storage"),
+        ("link", "a symbolic link is not followed"),
+    )
     data = {name: content for name, content in gcs.read_objects(opened.name).items() if "/data/" in name and content}
     assert data == {
         f"jobs/{JOB}/data/a.bin": (source / "a.bin").read_bytes(),

@@ -12,7 +12,7 @@ from google.cloud import storage
 from google_crc32c import Checksum
 
 from core.storage.artifacts.paths import to_public_path
-from core.storage.artifacts.scan import SkipList, scan
+from core.storage.artifacts.scan import SkipList, Skipped, scan
 from core.storage.gcs.client import translate_errors
 from core.system.untrusted_folders import OPEN_FILE, open_beneath
 from worker.backends.tpu.cancellation import Check
@@ -24,10 +24,12 @@ _BLOCK = 1 << 20
 _CHUNK = 16 << 20  # of a resumable upload, held in memory
 
 
-def upload_tree(bucket: storage.Bucket, prefix: str, name: str, source: int, *, parallel: int, check: Check) -> None:
-    """Copy a file, or every regular file below a folder; objects that are there already are not sent again.
+def upload_tree(
+    bucket: storage.Bucket, prefix: str, name: str, source: int, *, parallel: int, check: Check
+) -> tuple[Skipped, ...]:
+    """Copy a file, or every regular file below a folder, and return what is left out, such as links.
 
-    Links are not followed. A name that has a line break, or is too long for Cloud Storage, is left out.
+    Objects that are there already are not sent again.
 
     Args:
         source: Descriptor of the file or folder; stays open.
@@ -39,7 +41,8 @@ def upload_tree(bucket: storage.Bucket, prefix: str, name: str, source: int, *, 
     """
     try:
         whole = stat.S_ISDIR(os.fstat(source).st_mode)
-        sizes = _folder(source, prefix) if whole else _file(source, name)
+        skips = SkipList()
+        sizes = _folder(source, prefix, skips) if whole else _file(source, name)
         if sum(sizes.values()) > MAX_BYTES:
             raise BucketRefused(
                 "bucket_refused",
@@ -49,11 +52,17 @@ def upload_tree(bucket: storage.Bucket, prefix: str, name: str, source: int, *, 
         _Uploader(bucket, prefix, source, check, whole=whole).copy(list(sizes), parallel)
     except OSError as error:
         raise BucketRefused("bucket_refused", f"The data set {name!r} cannot be read: {error}") from error
+    return skips.entries()
 
 
-def _folder(opened: int, prefix: str) -> dict[str, int]:
-    files = scan(opened, SkipList()).files
-    return {path: seen.size for path, seen in files.items() if is_valid_name(prefix + to_public_path(path))}
+def _folder(opened: int, prefix: str, skips: SkipList) -> dict[str, int]:
+    scanned = scan(opened, skips)
+    for path in scanned.links:
+        skips.add(path, "a symbolic link is not followed")
+    sizes = {path: seen.size for path, seen in scanned.files.items() if is_valid_name(prefix + to_public_path(path))}
+    for path in scanned.files.keys() - sizes.keys():
+        skips.add(path, "the name has a line break, or is too long for Cloud Storage")
+    return sizes
 
 
 def _file(opened: int, name: str) -> dict[str, int]:

@@ -34,6 +34,7 @@ WORKSPACE_FOLDER = "workspace"
 """Folder of a job's prefix with files of its workspace on a TPU VM that the worker reads, and of its scratch folder."""
 
 _THREADS = 4
+_MOST_NAMED = 5
 _GRANT_POLL_SECONDS = 2.0
 
 OpenBucket = Callable[[str], "RegionBucket"]  # opens the bucket for jobs whose TPU is in this region (`us-central1`)
@@ -91,11 +92,11 @@ class JobStorage:
             paths = self._gain_access(bucket, region)
             if self._spec.attempt > 1:
                 self._progress("provisioning", f"copying the previous attempt's outputs to the bucket in {region}")
-                bucket.resume(self._spec.job_id, self._spec.artifacts, self._spec.check)
+                self._report(bucket.resume(self._spec.job_id, self._spec.artifacts, self._spec.check))
             if source is not None:
                 name = self._spec.env[STAGE_VARIABLE].rstrip("/").rpartition("/")[2]
                 self._progress("provisioning", f"copying {name} to the bucket in {region}")
-                bucket.stage(self._spec.job_id, name, source, self._spec.check)
+                self._report(bucket.stage(self._spec.job_id, name, source, self._spec.check))
         except StoreUnavailable as error:
             raise LaunchError("tpu_api_unavailable", error.message) from error
         except GradientError as error:
@@ -103,6 +104,12 @@ class JobStorage:
                 _remove_quietly(bucket, self._spec.job_id)
             raise LaunchError(getattr(error, "reason", "bucket_refused"), error.message) from error
         return paths
+
+    def _report(self, skipped: tuple[Skipped, ...]) -> None:
+        if skipped:
+            named = "; ".join(f"{path!r}: {why}" for path, why in skipped[:_MOST_NAMED])
+            more = f"; and {len(skipped) - _MOST_NAMED} more" if len(skipped) > _MOST_NAMED else ""
+            self._progress("provisioning", f"not copied to the bucket: {named}{more}")
 
     def _gain_access(self, bucket: "RegionBucket", region: str) -> "BucketPaths":
         """Create the job's folders, and try what uses them; wait for roles that Google is applying.

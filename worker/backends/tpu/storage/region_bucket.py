@@ -19,6 +19,7 @@ from google.cloud import storage
 from core.errors import StoreUnavailable
 from core.ids import checked_job_id
 from core.settings import Settings
+from core.storage.artifacts.scan import Skipped
 from core.storage.gcs.client import open_client, open_credentials, open_session
 from core.storage.gcs.signed_urls import signed_url
 from core.storage.gcs.transfer import PARALLEL_FILES, remove_all
@@ -243,20 +244,20 @@ class RegionBucket:
         client = open_client(gcs, credentials)
         return probe_bucket(client.bucket(self.name), service_account)
 
-    def stage(self, job_id: str, name: str, source: int, check: Check = no_check) -> None:
-        """Copy a data set, an open file or folder, to the job's data folder."""
-        self._upload(f"{self._prefix(job_id)}data/", name, source, check)
+    def stage(self, job_id: str, name: str, source: int, check: Check = no_check) -> tuple[Skipped, ...]:
+        """Copy a data set, an open file or folder, to the job's data folder, and return what is left out."""
+        return self._upload(f"{self._prefix(job_id)}data/", name, source, check)
 
-    def resume(self, job_id: str, artifacts: Path, check: Check = no_check) -> None:
-        """Copy an earlier attempt's artifacts to the job's model folder.
+    def resume(self, job_id: str, artifacts: Path, check: Check = no_check) -> tuple[Skipped, ...]:
+        """Copy an earlier attempt's artifacts to the job's model folder, and return what is left out.
 
         The job's prefix was removed when that attempt ended.
         """
         with opened_folder(artifacts) as opened:
-            self._upload(f"{self._prefix(job_id)}model/", artifacts.name, opened, check)
+            return self._upload(f"{self._prefix(job_id)}model/", artifacts.name, opened, check)
 
-    def _upload(self, prefix: str, name: str, source: int, check: Check) -> None:
-        upload_tree(self._bucket, prefix, name, source, parallel=self._parallel, check=check)
+    def _upload(self, prefix: str, name: str, source: int, check: Check) -> tuple[Skipped, ...]:
+        return upload_tree(self._bucket, prefix, name, source, parallel=self._parallel, check=check)
 
     def mirror(self, job_id: str, into: Path, folder: str = "model") -> DownloadResult:
         """Download what is new in the job's model folder, or another one; inputs are not downloaded."""
