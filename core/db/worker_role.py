@@ -32,9 +32,9 @@ _READ_ONLY = (
 _JOB = """artifacts_state, ended_at, exit_code, finished_at, handle, heartbeat_at, host, image_digest, lease,
 machine_faults, phase, phase_detail, reason, reason_detail, run_after, started_at, state, worker"""
 _CLAIM = "attempt, claimed_at, nodes_port, run_limit, run_seconds"
-_ATTEMPT = """allocation, artifact_bytes, ended_at, exit_code, gpus, image_digest, log_bytes, mean_cpu_percent,
-mean_gpu_percent, mean_host_cpu_percent, peak_cpu_percent, peak_gpu_memory_bytes, peak_gpu_percent, peak_memory_bytes,
-reason, reason_detail, sampled_seconds, started_at"""
+_ATTEMPT = """allocation, artifact_bytes, diverged, ended_at, exit_code, gpus, image_digest, log_bytes,
+mean_cpu_percent, mean_gpu_percent, mean_host_cpu_percent, peak_cpu_percent, peak_gpu_memory_bytes, peak_gpu_percent,
+peak_memory_bytes, reason, reason_detail, sampled_seconds, started_at"""
 _FAR_WORKER = """backends, boot_id, cpus, gpu_faults, gpus, low_disk, machine_types, memory_mb, nodes_address,
 refusal, seen_at, slots, started_at, taken_gpus"""
 _WORKER = f"host, {_FAR_WORKER}"

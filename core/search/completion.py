@@ -12,11 +12,12 @@ from core.db.models.jobs import Job, Project
 from core.db.models.metrics import LastMetric
 from core.jobs.tracking import params
 from core.search.computed_columns import PARAM_PREFIX
-from core.search.conditions import STATES
+from core.search.conditions import DIVERGED, STATES
 from core.search.query_text import quote
 
 FIELDS = (
     "state",
+    "is",
     "project",
     "machine",
     "tag",
@@ -33,6 +34,8 @@ FIELDS = (
 """Fields of the language whose values are texts."""
 _COMPARED = ("created<", "created>", "finished<", "finished>", "duration>", "duration<", "cost>", "cost<")
 _TIMES = ("1h", "8h", "1d", "7d", "30d", "yesterday", "today")
+_DAYS = "today", "yesterday"
+_WORDS = {"state": tuple(STATES), "is": (DIVERGED,), "created": _DAYS, "finished": _DAYS}
 _MOST = 20
 _NEWEST = 300  # jobs of which the tags are offered
 _TERM = re.compile(r"(-?)(\w+):(.*)\Z", re.DOTALL)
@@ -72,12 +75,10 @@ def _names(session: Session, text: str) -> list[str]:
 
 
 def _values(session: Session, catalogue: Catalogue, field: str) -> Sequence[str]:
-    if field == "state":
-        return list(STATES)
+    if field in _WORDS:
+        return _WORDS[field]
     if field == "machine":
         return [machine_type.name for machine_type in catalogue]
-    if field in {"created", "finished"}:
-        return ("today", "yesterday")
     if field == "project":
         return list(session.scalars(select(Project.name).where(Project.deleted_at.is_(None)).order_by(Project.name)))
     if field == "tag":

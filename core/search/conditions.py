@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, SQLColumnExpression, and_, false, func, not_, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, ScalarSelect, SQLColumnExpression, and_, false, func, not_, or_, select
+from sqlalchemy.orm import Session, aliased
 
 from core.catalogue.machine_types import Catalogue
 from core.db.models.comparisons import ComparisonJob
 from core.db.models.job_params import JobParam
-from core.db.models.jobs import Job, Project
+from core.db.models.jobs import Attempt, Job, Project
 from core.db.models.metrics import LastMetric
 from core.errors import SpecInvalid
 from core.formatting import parse_duration
@@ -32,6 +32,7 @@ STATES = {
     "cancelled": (JobState.CANCELLED,),
 }
 """States by the words for them."""
+DIVERGED = "diverged"
 FEW = 2000
 _DAYS = {"today": 0, "yesterday": 1}
 _LONGEST_DAY = len("2026-01-31")
@@ -69,6 +70,7 @@ class _Builder:
         self._catalogue = catalogue
         self._fields: dict[str, Build] = {
             "state": self._state,
+            "is": self._is,
             "project": self._project,
             "machine": self._machine,
             "tag": lambda _term, value: has_any_tag(session, [value]),
@@ -107,7 +109,7 @@ class _Builder:
             raise query_error(term, f"Write {term.field}:{value[:80]}, or {PARAM_PREFIX}{term.field} for a parameter.")
         return or_(*(self._has(*has) for has in _stored_values(term, value)))
 
-    def _has(self, table: type[JobParam | LastMetric], meets: ColumnElement[bool]) -> ColumnElement[bool]:
+    def _has(self, table: type[JobParam | LastMetric | Attempt], meets: ColumnElement[bool]) -> ColumnElement[bool]:
         """Return the condition that a job has such a row, read from its index if few jobs have one."""
         jobs = select(table.job_id).where(meets)
         counted = select(func.count()).select_from(jobs.limit(FEW).subquery())
@@ -131,6 +133,11 @@ class _Builder:
         if word not in _EXIT_CODE:
             return states
         return and_(states, Job.exit_code.is_not(None) if _EXIT_CODE[word] else Job.exit_code.is_(None))
+
+    def _is(self, term: Term, value: str) -> ColumnElement[bool]:
+        if value.lower() != DIVERGED:
+            raise query_error(term, f"{value[:80]!r} is not a mark of jobs. Write is:{DIVERGED}.")
+        return self._has(Attempt, and_(Attempt.diverged.is_not(None), Attempt.attempt == _last_attempt()))
 
     def _project(self, _term: Term, value: str) -> ColumnElement[bool]:
         named = select(Project.id).where(or_(Project.name == value, Project.id == value), Project.deleted_at.is_(None))
@@ -212,6 +219,11 @@ def _number(term: Term, value: str) -> float:
     if not math.isfinite(number):
         raise query_error(term, f"{value[:80]!r} is not a number; put text with {term.operator!r} in quotation marks.")
     return number
+
+
+def _last_attempt() -> ScalarSelect[int]:
+    later = aliased(Attempt)
+    return select(func.max(later.attempt)).where(later.job_id == Attempt.job_id).correlate(Attempt).scalar_subquery()
 
 
 def _compared(comparison_id: str) -> ColumnElement[bool]:

@@ -6,7 +6,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from core.db.database import Base
 
 # The digest of the tables, which tests/migrations prints: so a database of another commit's tables is refused.
-revision = "43bafdab05ed"
+revision = "5d1cf158ecb7"
 down_revision = None
 
 

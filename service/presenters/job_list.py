@@ -9,7 +9,7 @@ from core.jobs import queries
 from core.jobs.queries import JobFilter
 from core.jobs.spec.arrays import array_name
 from core.jobs.tracking import metrics
-from core.jobs.tracking.array_totals import MembersInState, count_members
+from core.jobs.tracking.array_totals import MembersInState, count_members, diverged_members
 from core.search.computed_columns import parse_order
 from core.search.conditions import build_conditions
 from core.search.unknown_names import find_unknown_names
@@ -69,8 +69,10 @@ def folded_views(
     ids = {view.array_id for view in views if view.array_id}
     for members in count_members(session, queries.member_condition(ids)):
         arrays[members.array_id].append(members)
+    diverged = diverged_members(session, ids) if ids else {}
     for view in views:
         if view.array_id:
+            view.diverged = diverged.get(view.array_id)
             _take_totals(view, arrays[view.array_id])
     return views
 

@@ -205,6 +205,7 @@ def _job_view(job: Job, context: _JobContext, settings: Settings, current: datet
         state=public_state(job.state, job.exit_code),
         reason=reason,
         message=message,
+        diverged=context.attempt.diverged if context.attempt else None,
         exit_code=job.exit_code if job.state not in {JobState.QUEUED, JobState.STARTING} else None,
         sandboxed=(job.handle or {}).get("sandboxed"),
         parent_job_id=job.parent_id,

@@ -193,6 +193,10 @@ class JobView(ViewOptions, View):
     phase_detail: str | None
     reason: str | None = Field(description="stable code: why the job waits or how it ended")
     message: str | None = Field(description="the reason as a sentence, with what to do next")
+    diverged: str | None = Field(
+        description="a loss that is not finite or has exploded in this attempt, with its value and step; null: none is "
+        "known, or it recovered; in a folded list: of how many members"
+    )
     exit_code: int | None
     machine_type: str
     backend: str

@@ -19,7 +19,7 @@ from core.security import worker_logins, worker_tokens
 from core.settings import Settings
 
 MAY_UPDATE = {
-    "attempts": "allocation artifact_bytes ended_at exit_code gpus image_digest log_bytes mean_cpu_percent "
+    "attempts": "allocation artifact_bytes diverged ended_at exit_code gpus image_digest log_bytes mean_cpu_percent "
     "mean_gpu_percent mean_host_cpu_percent peak_cpu_percent peak_gpu_memory_bytes peak_gpu_percent peak_memory_bytes "
     "reason reason_detail sampled_seconds started_at",
     "job_params": "number text",

@@ -117,6 +117,68 @@ def test_a_job_that_works_is_left_alone(service, options, program):
     assert (ended["state"], firings(service, job)) == ("Stopped", [])
 
 
+FIRST = "os.environ['GRADIENT_ATTEMPT'] == '1'"
+MARKED = {
+    "is not finite": (f"{TRAIN}{NANS}", "loss is nan at step 9, after at most 1 at first"),
+    "explodes": (EXPLODES, "train/loss is 1e+06 at step 14, after at most 2 at first"),
+    "has another loss": (f"{NANS}log(10, val_loss=1)", "loss is nan at step 9"),
+    "recovers": (f"{TRAIN}{NANS}log(10, loss=1)", None),
+    "skips batches": (LEFT_ALONE["skips batches"][1], None),
+    "is tried again": (f"for _ in range(3 * ({FIRST})):\n    log(9, loss={NAN})\nsys.exit({FIRST})", None),
+}
+
+
+@pytest.mark.parametrize(("program", "evidence"), MARKED.values(), ids=MARKED)
+def test_a_job_without_a_guard_is_marked_if_it_diverged(service, program, evidence):
+    job = run(service, program, maxAttempts=2)
+    ended = service.wait_ended(job)
+    assert (ended["state"], ended["diverged"], firings(service, job)) == ("Stopped", evidence, [])
+    found = service.request("GET", f"/jobs?q=id:{job} is:diverged").json()["jobs"]
+    assert [one["diverged"] for one in found] == ([evidence] if evidence else [])
+    assert ("Succeeded (diverged)" in service.cli("jobs", "list").stdout.split(job)[1].split("\n")[0]) == bool(evidence)
+    shown = [line.split(maxsplit=1) for line in service.cli("jobs", "show", job).stdout.splitlines()]
+    assert (["diverged", evidence] in shown) == bool(evidence)
+
+
+def touch(deployment, job, name):
+    """Create a file in a job, once its worker can be reached."""
+    enter = ("jobs", "exec", job, "--", "touch", name)
+    wait_until(lambda: deployment.cli(*enter, code=None).returncode == 0, "the worker")
+
+
+def test_a_mark_outlives_the_worker_and_ends_when_the_job_recovers(deployment):
+    deployment.start_api()
+    worker = deployment.start_worker()
+    wait = "while not os.path.exists({!r}):\n    time.sleep(0.02)\n".format
+    explodes = f"{wait('explode')}for step in range(12, 15):\n    log(step, loss=1e6)\n"
+    recovers = f"{wait('recover')}log(15, loss=2)\ntime.sleep(600)"
+    job = run(deployment, f"for step in range(12):\n    log(step, loss=2)\n{explodes}{recovers}")
+    wait_until(lambda: deployment.request("GET", f"/jobs/{job}/metrics").json()["series"], "its first values")
+    worker.kill()
+    worker = deployment.start_worker()
+    touch(deployment, job, "explode")
+    wait_until(lambda: deployment.job(job)["diverged"], "the mark")
+    assert deployment.job(job)["diverged"] == "loss is 1e+06 at step 14, after at most 2 at first"
+    worker.kill()
+    deployment.start_worker()
+    wait_until(lambda: [event["kind"] for event in deployment.events(job)].count("adopted") == 2, "its adoption")
+    assert deployment.job(job)["diverged"]
+    touch(deployment, job, "recover")
+    wait_until(lambda: not deployment.job(job)["diverged"], "the end of the mark")
+
+
+def test_an_array_has_the_mark_of_its_members(service):
+    bad = "os.environ['GRADIENT_ARRAY_INDEX'] != '1'"
+    first = run(service, f"for _ in range(3 * ({bad})):\n    log(9, loss={NAN})", array="0-2")
+    array = service.job(first)["arrayId"]
+    for member in service.request("GET", f"/jobs?array={array}").json()["jobs"]:
+        service.wait_ended(member["id"])
+    [row] = service.request("GET", f"/jobs?q=array:{array}&fold=true").json()["jobs"]
+    assert row["diverged"] == "2 of them: loss is nan at step 9"
+    [other] = service.request("GET", f"/jobs?q=array:{array} -is:diverged").json()["jobs"]
+    assert other["arrayIndex"] == 1
+
+
 def test_a_job_in_which_somebody_is_does_not_idle(service):
     job = run(service, "time.sleep(600)", onIdle="stop:10m")
     wait_until(lambda: service.job(job)["state"] == "Running", "the job")

@@ -14,6 +14,7 @@ from core.formatting import MIB, format_short_duration
 from core.jobs.spec.guards import GUARDS, LOG_REASON, parse_guard
 from core.jobs.spec.job_spec import JobSpec
 from core.jobs.spec.notify import log_expressions
+from core.jobs.tracking.metrics import STREAM_BYTES
 
 SCALE = 1  # seconds of a rule in one of the clock, for tests
 _BUCKET = 10  # samples whose mean counts: one may catch what every program does now and then
@@ -42,13 +43,20 @@ class _Loss:
     def __init__(self) -> None:
         self.first: list[float] = []
         self.bad = 0
+        self.diverged = ""  # the value with which it did
 
-    def add(self, value: float) -> None:
+    def add(self, name: str, value: float, step: float | None) -> None:
         limit = _EXPLODED * max(self.first, default=math.inf)
         is_bad = not math.isfinite(value) or (len(self.first) == _FIRST_LOSSES and abs(value) > limit > 0)
         self.bad = self.bad + 1 if is_bad else 0
         if len(self.first) < _FIRST_LOSSES and not is_bad:
             self.first.append(abs(value))
+        if self.bad < _IN_A_ROW:
+            self.diverged = ""
+        elif not self.diverged:
+            at = "" if step is None else f" at step {step:g}"
+            compared = f", after at most {max(self.first):.6g} at first" if self.first else ""
+            self.diverged = f"{name} is {value:.6g}{at}{compared}"
 
 
 class Guards:
@@ -67,7 +75,7 @@ class Guards:
         self._written = 0
         self._step, self._steps, self._longest = -math.inf, 0, 0.0
         self._losses: dict[str, _Loss] = {}
-        self._diverged = ""
+        self._read_to: dict[int, int] = {}  # the last offset, by stream
         self._disk = 0.0, ""
         self.logged: list[Firing] = []
         self._matched: set[str] = set()
@@ -95,16 +103,22 @@ class Guards:
                 if self._steps > 1:
                     self._longest = max(self._longest, now - self._step_at)
                 self._step_at = self._progress_at = self._used_at = now
-            for name, value in values.items():
-                if _LOSS.match(name):
-                    loss = self._losses.setdefault(name, _Loss())
-                    loss.add(value)
-                    at = "" if step is None else f" at step {step:g}"
-                    if loss.bad >= _IN_A_ROW:
-                        compared = f", after at most {max(loss.first):.6g} at first" if loss.first else ""
-                        self._diverged = self._diverged or f"{name} is {value:.6g}{at}{compared}"
-                    elif self._diverged.startswith(f"{name} is"):
-                        self._diverged = ""
+            self.read_losses(row["offset"], step, values)
+
+    def read_losses(self, offset: int, step: float | None, values: Mapping[str, float]) -> None:
+        """Take note of losses, once: what follows stored rows begins with the last of them."""
+        stream = offset // STREAM_BYTES
+        if offset <= self._read_to.get(stream, -1):
+            return
+        self._read_to[stream] = offset
+        for name, value in values.items():
+            if _LOSS.match(name):
+                self._losses.setdefault(name, _Loss()).add(name, value, step)
+
+    @property
+    def diverged(self) -> str | None:
+        """The evidence of a loss that has diverged and has not recovered; None: there is none."""
+        return next((loss.diverged for loss in list(self._losses.values()) if loss.diverged), None)
 
     def record_output(self) -> None:
         self._progress_at = time.monotonic()
@@ -182,4 +196,4 @@ class Guards:
                 f"longest pause between steps was {self._longest:.1f} s"
             )
             return (silent / longest if self._steps >= _LEAST_STEPS else 0.0), evidence
-        return self._disk if field == "on_disk" else (float(bool(self._diverged)), self._diverged)
+        return self._disk if field == "on_disk" else (float(bool(self.diverged)), self.diverged or "")

@@ -43,6 +43,7 @@ _SCHEDULED_ACTIVE = text("schedule_id IS NOT NULL AND finished_at IS NULL")
 _TO_NOTIFY = text("to_notify IS NOT NULL")
 _ATTEMPTED = text("finished_at IS NULL AND attempt > 0")
 _IN_COST_SET = text("cost_set IS NOT NULL")
+_DIVERGED = text("diverged IS NOT NULL")
 _RAN = text("started_at IS NOT NULL AND ended_at IS NOT NULL")
 BY_FAULT_OF_HOST: ColumnElement[bool] = literal_column(
     "reason IN ('disk_full', 'engine_restarted', 'engine_unavailable', 'gpu_fault', 'host_restarted', 'launch_failed', "
@@ -289,6 +290,8 @@ class Attempt(Base):
     artifact_bytes: Mapped[int | None] = mapped_column(BigInteger)  # bytes kept of both; None until they are collected
     gpus: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
     """Its GPUs, in the attempt's numbering: index, uuid, name, memory (bytes), serial, driver, cuda."""
+    diverged: Mapped[str | None] = mapped_column(Text)
+    """The loss that has diverged, with its value; None: none has, or it recovered."""
     allocation: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """Its TPU: zone, name, type, url (None if the job runs on the TPU VM), addresses by rank, exits by rank.
 
@@ -304,6 +307,7 @@ class Attempt(Base):
 
     __table_args__ = (
         Index("ix_attempts_host_faults", "ended_at", sqlite_where=BY_FAULT_OF_HOST, postgresql_where=BY_FAULT_OF_HOST),
+        _partial_index("ix_attempts_diverged", _DIVERGED, "job_id", "attempt"),
     )
 
 

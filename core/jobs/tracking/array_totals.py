@@ -5,10 +5,10 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, case, func, literal_column, select, tuple_
+from sqlalchemy import ColumnElement, and_, case, func, literal_column, select, tuple_
 from sqlalchemy.orm import Session
 
-from core.db.models.jobs import Job
+from core.db.models.jobs import Attempt, Job
 from core.db.models.metrics import LastMetric
 from core.jobs import queries
 from core.jobs.costs.amounts import cost, duration, gpu_hours
@@ -44,6 +44,15 @@ def count_members(session: Session, jobs: ColumnElement[bool]) -> list[MembersIn
     grouped = counted.where(jobs, Job.deleted_at.is_(None))
     rows = session.execute(grouped.group_by(_OF, Job.state, Job.exit_code.is_not(None), Job.simulated))
     return [MembersInState._make(row) for row in rows]
+
+
+def diverged_members(session: Session, arrays: Collection[str]) -> dict[str | None, str]:
+    """Return of each array how many members have diverged, and the evidence of one; left out: none has."""
+    members = select(_OF, func.count(), func.min(Attempt.diverged)).join(
+        Attempt, and_(Attempt.job_id == Job.id, Attempt.attempt == Job.attempt)
+    )
+    diverged = members.where(queries.member_condition(arrays), Job.deleted_at.is_(None), Attempt.diverged.is_not(None))
+    return {row[0]: f"{row[1]:,} of them: {row[2]}" for row in session.execute(diverged.group_by(_OF))}
 
 
 def last_extremes(session: Session, arrays: Collection[str]) -> dict[str, dict[str, tuple[float, float]]]:

@@ -1,7 +1,7 @@
 import json
 import math
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
@@ -177,10 +177,17 @@ def limit_messages(session: Session, job_id: str) -> list[str]:
     return [detail for detail in session.scalars(query) if detail]
 
 
-def summarize_stored(session: Session, job_id: str, attempt: int) -> StoredSummary:
+def summarize_stored(
+    session: Session,
+    job_id: str,
+    attempt: int,
+    read: Callable[[int, float | None, dict[str, float]], None] | None = None,
+) -> StoredSummary:
+    """Summarize what a job wrote; `read` gets offsets, steps and values of the attempt, in their order."""
     summary = StoredSummary()
-    query = select(Metric.attempt, Metric.offset, Metric.values).where(Metric.job_id == job_id, Metric.source == "job")
-    for number, offset, values in session.execute(query.execution_options(yield_per=_FETCH_SIZE)):
+    columns = Metric.attempt, Metric.offset, Metric.step, Metric.values
+    query = select(*columns).where(Metric.job_id == job_id, Metric.source == "job").order_by(*columns[:2])
+    for number, offset, step, values in session.execute(query.execution_options(yield_per=_FETCH_SIZE)):
         summary.values += len(values)
         summary.names.update(values)
         if number == attempt:
@@ -188,6 +195,8 @@ def summarize_stored(session: Session, job_id: str, attempt: int) -> StoredSumma
             summary.offsets[stream] = max(summary.offsets.get(stream, 0), offset_in_stream)
             for name in values:
                 summary.streams[name] = max(summary.streams.get(name, 0), stream)
+            if read is not None:
+                read(offset, step, values)
     return summary
 
 

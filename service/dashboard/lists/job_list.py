@@ -20,7 +20,7 @@ from core.jobs.queries import JobFilter
 from core.search import saved_views
 from core.search.completion import complete
 from core.search.computed_columns import METRIC_PREFIX, PARAM_PREFIX
-from core.search.conditions import STATES
+from core.search.conditions import DIVERGED, STATES
 from core.search.query_text import Term, quote
 from core.search.unknown_names import UnknownName, find_unknown_names
 from service import job_actions
@@ -50,6 +50,7 @@ PAGE_JOBS = 50
 MOST_COUNTED = 10_000
 _MOST_COLUMNS = 20
 _MOST_SIDES = 4
+_TERMS = {word: f"state:{word}" for word in STATES} | {DIVERGED: f"is:{DIVERGED}"}  # meant by a word alone
 _ACTIONS_AT_ONCE = 200
 _MAX_FIELDS = _ACTIONS_AT_ONCE + PAGE_JOBS  # a page of runs has as many jobs as are acted on at once
 _FILTERS = {"state": "state", "project": "project", "machineType": "machine", "tag": "tag"}
@@ -186,7 +187,7 @@ def suggest(
     offers = []
     for term in terms:
         word = term.text.lower()
-        other = f"state:{word}" if word in STATES else term.text.replace("*", "")
+        other = _TERMS.get(word) or term.text.replace("*", "")
         offers += [(other, state.q.replace(term.text, other))] if other != term.text else []
     sides = [" ".join(side) for is_or, side in groupby((term.text for term in terms), "OR".__eq__) if not is_or]
     offers += [(side, side) for side in sides[:_MOST_SIDES]] if len(sides) > 1 else []

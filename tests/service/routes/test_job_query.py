@@ -98,10 +98,11 @@ def test_a_job_without_a_name_is_shown_and_found_by_its_script(client, command, 
     [
         (
             "tag:a stat:failed",
-            "Fields: state, project, machine, tag, name, command, id, array, schedule, sweep, comparison, reason,",
+            "Fields: state, is, project, machine, tag, name, command, id, array, schedule, sweep, comparison, reason,",
         ),
         ("tag:a state:dead", "'dead' is not a state"),
         ("tag:a -state:failed,Stopped", "Succeeded or cancelled? Write state:succeeded or state:cancelled."),
+        ("tag:a is:slow", "'slow' is not a mark of jobs. Write is:diverged."),
         ("tag:a machine:none", "There is no machine type 'none'"),
         ("tag:a accuracy>high", "'high' is not a number"),
         ("tag:a accuracy>nan", "'nan' is not a number"),

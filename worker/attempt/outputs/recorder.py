@@ -60,6 +60,7 @@ class OutputRecorder:
         self._log_failed = False
         self._stack = ExitStack()
         self._log: LogShipper | None = None
+        self._reading = threading.Lock()
 
     def __enter__(self) -> Self:
         lines = SourceFile(self._scratch.control / "metrics.jsonl")
@@ -69,7 +70,7 @@ class OutputRecorder:
         may_be_stored = lines.size or patterns or self._scratch.event_files.exists()
         if self._job.attempt > 1 or may_be_stored:
             with self._context.database.read() as session:
-                stored = metrics.summarize_stored(session, self._job.id, self._job.attempt)
+                stored = metrics.summarize_stored(session, self._job.id, self._job.attempt, self.guards.read_losses)
         earlier = self._scratch.root / "metrics-earlier"
         self._rows = MetricRows(self._job.id, self._job.attempt, MetricLimits(), stored)
         self.metrics = MetricsReader(lines, self._rows, stored, earlier)
@@ -82,6 +83,9 @@ class OutputRecorder:
         self._recorded = 0
         self._event_files = EventFiles(self._scratch, self._rows, stored)
         self._queue = MetricsQueue(self._job, self._rows.left_out)
+        self._diverged = self.guards.diverged
+        if stored.offsets:  # of another worker, which may have stored more than this, or less
+            self._queue.set_totals({"diverged": self._diverged}, at_once=True)
         return self
 
     def __exit__(
@@ -187,7 +191,11 @@ class OutputRecorder:
             self._recorded = len(links)
 
     def _enqueue(self, rows: Sequence[dict[str, Any]]) -> None:
-        self.guards.read_rows(rows)
+        with self._reading:
+            self.guards.read_rows(rows)
+            if self.guards.diverged != self._diverged:
+                self._diverged = self.guards.diverged
+                self._queue.set_totals({"diverged": self._diverged}, at_once=True)
         self._queue.add(rows)
         if not self._queue.is_empty:
             self._context.metrics_flush.request(self._queue)

@@ -195,6 +195,10 @@ def _shown_id(job: dict[str, Any]) -> str:
     return str(job["arrayId"] if job.get("arrayMembers") else job["id"])
 
 
+def _describe_progress(job: dict[str, Any]) -> str:
+    return _describe_phase(job) + (" (diverged)" if job.get("diverged") else "")
+
+
 def _describe_phase(job: dict[str, Any]) -> str:
     if job.get("arrayMembers"):
         return "stopping: " * bool(job.get("stopRequested")) + describe_members(job["arrayMembers"])
@@ -211,7 +215,7 @@ def _of_one_job(job: dict[str, Any], name: str) -> str:
 _PARAM = "params."
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "name": lambda job: str(job.get("name") or ""),
-    "state": _describe_phase,
+    "state": _describe_progress,
     "waits": _describe_wait,
     "machine": lambda job: str(job.get("machineType") or ""),
     "project": lambda job: str(job.get("project") or ""),
@@ -278,7 +282,7 @@ def _fields(job: dict[str, Any]) -> dict[str, str]:
         "name": str(job.get("name") or ""),
         **{name: str(job.get(name) or "") for name in ("project", "owner")},
         "state": describe_state(job),
-        "reason": str(job.get("reason") or ""),
+        **{name: str(job.get(name) or "") for name in ("reason", "diverged")},
         "phase": phase,
         "queue position": str(job.get("queuePosition") or ""),
         "starts": _describe_start(job),
