@@ -13,7 +13,7 @@ from support.live_service import (
     make_form,
     make_job_body,
     make_zip,
-    record_statements,
+    record_requests,
     wait_until,
 )
 
@@ -270,7 +270,7 @@ def test_many_ids_in_one_request_are_refused_and_those_of_one_are_read_at_once(c
         assert (answer.status_code, answer.json()["error"]["field"]) == (400, field)
         message = answer.json()["error"]["message"]
         assert "75,000 ids exceed the limit of 1,000" in message
-    with record_statements(database) as asked:
+    with record_requests(database) as asked:
         query = {"entity": "job", "entityIds": ids + ["nothing"] * 900}
         found = client.request("GET", "/entityTags/getTags", json=query)
     assert found.json() == {one: [{"tag": {"name": "red"}}] for one in ids}

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from support.live_service import make_job_body, record_statements
+from support.live_service import make_job_body, record_requests
 
 from core.jobs import queries
 from core.jobs.tracking import metrics
@@ -183,7 +183,7 @@ def test_ended_jobs_are_measured_once(signed_in_browser, client, train, database
             queries.get_row(session, job_id).finished_at -= timedelta(hours=1)
     shown = []
     for _ in range(2):
-        with record_statements(database) as statements:
+        with record_requests(database) as statements:
             shown.append(without_clock(signed_in_browser.get(page).text))
     assert [sentence for sentence, _ in statements if "FROM metrics" in sentence] == []
     assert shown == [just_ended, just_ended]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.job_table import columns
-from support.live_service import make_job_body, record_statements
+from support.live_service import make_job_body, record_requests
 
 from core.jobs.tracking import metrics
 from service.dashboard import runs_page
@@ -205,7 +205,7 @@ def test_a_list_asks_no_question_whose_answer_is_known(signed_in_browser, client
     """Of sweeps, arrays and comparisons nothing is asked where there are none."""
     client.post("/jobs", json=make_job_body())
     signed_in_browser.get("/ui/jobs")
-    with record_statements(database) as asked:
+    with record_requests(database) as asked:
         signed_in_browser.get("/ui/jobs")
     texts = [text for text, _ in asked]
     assert not [text for text in texts if text.startswith(("SELECT sweeps.", "SELECT comparisons."))]
