@@ -276,9 +276,10 @@ def test_the_palette_leads_to_a_job_by_its_name(browser, jobs):
 
 
 def test_the_palette_finds_names_that_look_like_ids_and_beginnings_of_ids(browser, service, jobs):
+    fan = f"fan-{browser.evaluate('innerWidth')}"
     service.submit("true", name="jigsaw puzzle")
-    service.submit("true", name="fan", array="0-2")
-    service.submit("true", name="fan")
+    service.submit("true", name=fan, array="0-2")
+    service.submit("true", name=fan)
     press(browser, "k", modifiers=2, code="KeyK", windowsVirtualKeyCode=75)
     browser.wait_for("document.querySelector('.palette[open] li')")
     for text, name in (("jigsaw", "jigsaw puzzle"), (jobs["broken"], "broken"), (jobs["good"][:8], "good")):
@@ -286,8 +287,8 @@ def test_the_palette_finds_names_that_look_like_ids_and_beginnings_of_ids(browse
         browser("Input.insertText", text=text)
         browser.wait_for(f"document.querySelector('.palette li')?.textContent.startsWith('{name}')")
     browser.evaluate("document.querySelector('.palette input').select()")
-    browser("Input.insertText", text="fan")
-    kinds = "[...document.querySelectorAll('.palette li')].filter(item => /^fan/.test(item.textContent))"
+    browser("Input.insertText", text=fan)
+    kinds = f"[...document.querySelectorAll('.palette li')].filter(item => /^{fan}/.test(item.textContent))"
     browser.wait_for(f"({kinds}).filter(item => item.innerText.includes('3 jobs')).length === 1")
     assert browser.evaluate(f"({kinds}).length") == 2  # the members of an array are one
     press(browser, "Escape", windowsVirtualKeyCode=27)

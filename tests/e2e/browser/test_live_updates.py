@@ -267,12 +267,13 @@ def test_a_menu_opened_by_a_key_stays_and_stops_the_job(service, chromium):
 def test_a_new_run_appears_in_the_table_and_the_charts_of_a_workspace(service, browser):
     report = "for step in 1 2 3; do echo '{\"step\": '$step', \"loss\": 0.5}' >> $GRADIENT_METRICS_FILE; done"
     until_end = "while [ ! -e $GRADIENT_WORKSPACE_DIR/end ]; do sleep 0.05; done"
-    first = service.submit(f"{report}; {until_end}", project="ranked")
+    project = f"ranked-{browser.evaluate('innerWidth')}"
+    first = service.submit(f"{report}; {until_end}", project=project)
     browser.sign_in(service.cli_json["url"], service.cli_json["apiKey"])
-    browser.open(f"{service.cli_json['url']}/ui/projects/ranked")
+    browser.open(f"{service.cli_json['url']}/ui/projects/{project}")
     drawn = "document.querySelector('.run-curves .chart')?.chart.series.map(one => one.id).join()"
     browser.wait_for(f"{drawn} === '{first}'")
-    other = service.submit(report, project="ranked")
+    other = service.submit(report, project=project)
     browser.wait_for(f"{drawn} === '{other},{first}' || {drawn} === '{first},{other}'")
     assert browser.evaluate(f"document.querySelector('[data-run={first}]').dataset.run") == first
     browser.click(f"[data-run={first}] .eye")
