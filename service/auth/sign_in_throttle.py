@@ -33,7 +33,7 @@ class FailureBackoff:
         self._longest = longest
         self._processes = processes
         self._forgotten = forgotten
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._failed: FIFOCache[str, tuple[int, float]] = FIFOCache(MAX_NAMES)
 
     def wait_seconds(self, name: str) -> float:
@@ -54,10 +54,12 @@ class FailureBackoff:
             self._failed[name] = (self._recent(name)[0] + 1, time.monotonic())
 
     def reset(self, name: str) -> None:
-        self._failed.pop(name, None)
+        with self._lock:
+            self._failed.pop(name, None)
 
     def _recent(self, name: str) -> tuple[int, float]:
-        count, at = self._failed.get(name, (0, 0.0))
+        with self._lock:
+            count, at = self._failed.get(name, (0, 0.0))
         return (count, at) if time.monotonic() - at < self._forgotten else (0, 0.0)
 
 

@@ -1,5 +1,6 @@
 """Verdicts of comparisons in the table of jobs, measured when all jobs have ended, a few at a time, and kept."""
 
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from service.presenters.comparisons import comparison_view
 _MEASURED_AT_ONCE = 2  # each takes a tenth of a second; the page shows the others when it refreshes
 _MOST_KEPT = 1000
 _verdicts: FIFOCache[tuple[Any, ...], str] = FIFOCache(_MOST_KEPT)
+_lock = threading.Lock()
 
 
 class Compared(NamedTuple):
@@ -35,9 +37,13 @@ def compared(session: Session, app_state: AppState, made: Sequence[Comparison]) 
     for row in made:
         key = (row.id, row.metric, row.goal, row.target, *jobs[row.id])
         ended = row.imported_file is None and all(finished_at for *_, finished_at, _ in jobs[row.id])
-        if ended and key not in _verdicts and left:
+        with _lock:
+            verdict = _verdicts.get(key) if ended else ""
+        if verdict is None and left:
             left -= 1
-            _verdicts[key] = comparison_view(session, app_state, row).verdict
+            verdict = comparison_view(session, app_state, row).verdict
+            with _lock:
+                _verdicts[key] = verdict
         machines = ", ".join(dict.fromkeys(machine_type for _, machine_type, *_ in jobs[row.id]))
-        shown[row.id] = Compared(row.name or machines or row.id, machines, _verdicts.get(key, "") if ended else "")
+        shown[row.id] = Compared(row.name or machines or row.id, machines, verdict or "")
     return shown
