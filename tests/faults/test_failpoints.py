@@ -149,6 +149,7 @@ def test_an_api_killed_during_the_submission_of_an_array_makes_all_of_its_jobs_o
             if number + 1 < one.tries:
                 api.kill()
         deployment.start_worker()
+        deployment.wait_all_ended(expected=3 * one.tries)
 
 
 def post(deployment, key, array=None, **options):

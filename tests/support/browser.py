@@ -220,8 +220,10 @@ class Browser:
             time.sleep(0.02)
 
     def text(self, selector: str = "body") -> str:
-        """The text that is seen of an element."""
-        return self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
+        """The text that is seen of an element, once it is there: a script may still have to make it."""
+        element = f"document.querySelector({json.dumps(selector)})"
+        self.wait_for(element)
+        return self.evaluate(f"{element}.innerText")
 
     def fill(self, selector: str, text: str) -> None:
         """Type into a field."""

@@ -92,7 +92,7 @@ class JobConnections:
         first = self._find_sandbox(handle)
         address = _listening_address(first, port) if first is not None else None
         if first is None or address is None:
-            raise ConnectionRefusedError(f"Nothing in the job listens on port {port}.")
+            raise ConnectionRefusedError
         return open_socket(first, "tcp", address, port)
 
     def close(self, handle: Handle) -> None:

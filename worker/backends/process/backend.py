@@ -60,7 +60,7 @@ from worker.backends.process.plain_start import (
     reject_unsupported,
     start_plain,
 )
-from worker.backends.process.process_exec import connect_to_processes, run_in_processes
+from worker.backends.process.process_exec import connect_to_processes, explain_unreached, run_in_processes
 from worker.backends.process.sandbox_processes import SandboxProcesses, find_sandbox, is_sandbox, kill_sandbox
 from worker.backends.process.sandbox_start import finish_start, start_sandboxed
 from worker.backends.process.shared_sandbox import Member, MemberSpec
@@ -283,7 +283,7 @@ class ProcessBackend(Backend):
             on_host = {internal: external for external, internal in handle.get("ports", ())}
             return connect_to_processes(self.processes(handle), on_host.get(port, port))
         except OSError as error:
-            raise ExecRefused(f"Port {port} of the job: {error.strerror}" if error.strerror else str(error)) from error
+            raise explain_unreached(port, error) from error
 
     def metric_sockets(self) -> MetricSockets:
         return self._connections.metrics

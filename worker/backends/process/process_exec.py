@@ -69,5 +69,14 @@ def connect_to_processes(members: JobProcesses, port: int) -> SocketStream:
                     try:
                         return SocketStream(socket.create_connection((host, port), _CONNECT_SECONDS))
                     except OSError as error:
-                        raise ExecRefused(f"Port {port} of the job: {error.strerror or error}.") from error
-    raise ExecRefused(f"Nothing in the job listens on port {port}.")
+                        raise explain_unreached(port, error) from error
+    raise explain_unreached(port, ConnectionRefusedError())
+
+
+def explain_unreached(port: int, error: OSError) -> ExecRefused:
+    """Say why a port of a job was not reached; a port that was found may have been closed before the connection."""
+    if isinstance(error, ConnectionRefusedError):
+        return ExecRefused(f"Nothing in the job listens on port {port}.")
+    if isinstance(error, (FileNotFoundError, ProcessLookupError)):
+        return ExecRefused("The job has just ended.")
+    return ExecRefused(f"Port {port} of the job: {error.strerror or error}.")

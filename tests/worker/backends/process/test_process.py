@@ -5,17 +5,21 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from support.backend_harness import BackendHarness
 from support.deployment import wait_until
+from support.free_port import free_port
 
 from core.settings.worker import ProcessSettings
 from core.system.processes import running_processes
+from worker.backends import job_connections
 from worker.backends.base import LaunchError
 from worker.backends.job_processes import JobProcesses
 from worker.backends.process import plain_start
+from worker.runner.streams import ExecRefused
 
 pytestmark = pytest.mark.integration
 
@@ -153,4 +157,20 @@ def test_a_job_has_a_locale_that_is_utf_8_and_installed(tmp_path, monkeypatch, g
     handle = place.launch(spec)
     assert wait_until(lambda: place.backend.ended(handle), "the end").code == 0
     assert place.output(spec) == b"UTF-8\n"
+    place.clear()
+
+
+@pytest.mark.usefixtures("bubblewrap")
+@pytest.mark.parametrize("sandbox", ["require", "off"])
+def test_a_port_that_was_closed_once_it_was_found_is_refused_as_one_that_nothing_listens_on(
+    sandbox, tmp_path, monkeypatch
+):
+    place = BackendHarness("process", tmp_path, process=ProcessSettings(sandbox=sandbox))
+    _, handle = place.running("echo up; sleep 600")
+    port = free_port()
+    found = SimpleNamespace(status=psutil.CONN_LISTEN, laddr=SimpleNamespace(ip="127.0.0.1", port=port))
+    monkeypatch.setattr(psutil.Process, "net_connections", lambda *_: [found])
+    monkeypatch.setattr(job_connections, "_listening_address", lambda *_: "127.0.0.1")
+    with pytest.raises(ExecRefused, match=f"Nothing in the job listens on port {port}"):
+        place.backend.connect_to_job(handle, port, "s1")
     place.clear()
