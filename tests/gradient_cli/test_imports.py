@@ -1,6 +1,9 @@
 """The imports of the programs of a command, and the kept list of who publishes modules."""
 
+import gc
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -143,3 +146,35 @@ def test_what_a_distribution_imports_now_and_then_is_left_to_it(imports_of, tmp_
     assert set(imports_of(command).imports) == {*always, "yaml", "wandb"}
     (tmp_path / name).write_text(text)
     assert set(imports_of(command).imports) == always
+
+
+class Garbage:
+    """Garbage that ends by Python code, so that another thread may run while it is collected."""
+
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        assert sum(range(50))
+
+
+def test_programs_that_several_threads_read_at_once_are_read_whole(imports_of, tmp_path):
+    functions = "".join(
+        f"def f{number}(a, b=(1, [2, {{3: 4}}])):\n    return a + b * (c - d)\n" for number in range(200)
+    )
+    (tmp_path / "one.py").write_text(f"import numpy\n{functions}import cv2\n")
+
+    def read(_):
+        found = imports_of("python one.py").imports
+        assert [Garbage() for _ in range(20)]
+        return set(found)
+
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(50)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(read, range(60))) == [{"numpy", "cv2"}] * 60
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*thresholds)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 
 from gradient_cli.workspace.dependencies.inline_metadata import has_metadata
 from gradient_cli.workspace.dependencies.workspace_files import find_file, read_text
@@ -30,6 +31,7 @@ _MAX_MODULES = 10_000
 _MAX_IMPORTS = 1_000
 _DEPTH_OF_KEPT = 4  # parts of the longest name of import_names.txt
 _MAX_NAME = 255  # of a module, with its packages
+_PARSER = Lock()  # CPython 3.11 counts its depth once for all threads, and fails if another one parses
 _OURS = {"gradient_jobs", "gradient_cli", "pathspec", "pip"}  # modules that every job has
 _RUNS_PYTHON = re.compile(
     r"\b(python[\d.]*|pip3?|uv|ipython|jupyter|papermill|pytest|torchrun|accelerate|deepspeed|make|tensorboard)\b|\.py\b"
@@ -301,11 +303,10 @@ class ProgramImports:
 
         `every`: whether those in functions and conditions count, too.
         """
-        if len(text) > _MAX_CODE:
-            return False
-        try:
-            statements = ast.parse(text).body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+        statements = None
+        with _PARSER, suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            statements = ast.parse(text).body if len(text) <= _MAX_CODE else None
+        if statements is None:
             return False
         for node in _certain_imports(statements, every=every):
             where = f"{source}, line {node.lineno}"
