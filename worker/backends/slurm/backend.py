@@ -111,7 +111,9 @@ class SlurmBackend(Backend):
         self._submitter.submit_members(names, limit)
 
     def has_containers(self) -> bool:
-        return self._containers.find_program() is not None
+        with suppress(LaunchError):
+            return self._containers.find_program() is not None
+        return False
 
     def build(self, spec: LaunchSpec, progress: Progress) -> str:
         del spec, progress

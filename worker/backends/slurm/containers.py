@@ -3,6 +3,7 @@
 import shlex
 import shutil
 from pathlib import Path
+from threading import Lock
 
 from cachetools import TTLCache, cached
 
@@ -28,7 +29,10 @@ class Containers:
         self.images = ConvertedImages(settings, commands)
 
     def find_program(self) -> str | None:
-        """Return the program that starts containers: Apptainer, Singularity, or srun with Pyxis; None: none does."""
+        """Return the program that starts containers: Apptainer, Singularity, or srun with Pyxis; None: none does.
+
+        Raises `LaunchError`: srun does not answer.
+        """
         wanted = self._settings.container_program
         names = _PROGRAMS if wanted is None else () if wanted == _PYXIS else (wanted,)
         program = next(filter(None, map(shutil.which, names)), None)
@@ -81,11 +85,13 @@ class Containers:
         return [f"{source}:{target}" for source, target in pairs]
 
 
-@cached(TTLCache(8, _CHECK_SECONDS))
+@cached(TTLCache(8, _CHECK_SECONDS), lock=Lock())
 def _has_pyxis(commands: Commands) -> bool:
     try:
         return "--container-image" in commands.run("srun", "--help")
-    except SlurmError:
+    except SlurmError as error:
+        if error.unanswered:
+            raise LaunchError("launch_failed", f"It is not known whether srun has Pyxis: {error}") from error
         return False
 
 

@@ -14,9 +14,12 @@ from support.servers.private_registry import IMAGE_NAME, IMAGE_TAG, PrivateRegis
 from support.slurm_cluster import CLUSTER_TYPE
 
 from core.catalogue.registry_hosts import RegistryCredentials
+from core.settings import Settings
 from core.settings.slurm import SlurmSettings
 from core.settings.worker import MachineSettings
 from worker.backends.base import LaunchError
+from worker.backends.slurm.commands import Commands
+from worker.backends.slurm.containers import Containers
 from worker.backends.slurm.images import find_image
 from worker.runner.streams import ExecRequest, Terminal
 
@@ -281,6 +284,17 @@ def test_a_cluster_without_containers_says_so(make_place, image):
         place.launch(place.spec("true", container=image[0]))
     assert error.value.reason == "option_refused"
     assert not make_place(container_program="pyxis").backend.has_containers(), "its srun has no such option"
+
+
+def test_a_cluster_that_does_not_answer_is_not_said_to_lack_containers(tmp_path):
+    srun = write_program(tmp_path / "bin" / "srun", "#!/bin/sh\necho srun: error: Socket timed out >&2; exit 1\n")
+    settings = Settings(slurm=SlurmSettings(enabled=True, bin=srun.parent, container_program="pyxis"))
+    containers = Containers(settings, Commands(settings.slurm))
+    with pytest.raises(LaunchError, match="Socket timed out") as error:
+        containers.find_program()
+    assert error.value.reason == "launch_failed", "which is tried again"
+    write_program(srun, SRUN)
+    assert containers.find_program() == str(srun)
 
 
 @pytest.mark.parametrize("scheme", ["basic", "token"])
